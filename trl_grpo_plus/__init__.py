@@ -1,0 +1,30 @@
+"""Process-supervised and iterative GRPO beside Hugging Face TRL."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+# Imported on first use, so that `import trl_grpo_plus` costs neither torch nor trl.
+_LAZY = {
+    "GRPOPlusConfig": "trl_grpo_plus.config",
+    "GRPOPlusTrainer": "trl_grpo_plus.trainer",
+}
+
+__all__ = ["GRPOPlusConfig", "GRPOPlusTrainer"]
+
+if TYPE_CHECKING:
+    from trl_grpo_plus.config import GRPOPlusConfig
+    from trl_grpo_plus.trainer import GRPOPlusTrainer
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,36 @@
+"""The `trl-grpo-plus` command. Each subcommand lives in its feature's `command.py` and is imported only when called."""
+
+import importlib
+import sys
+
+# name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
+COMMANDS: dict[str, tuple[str, str]] = {
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one subcommand; returns its exit code (0 done, 1 failed, 2 wrong usage)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        from trl_grpo_plus import __version__
+
+        print(f"trl-grpo-plus {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"trl-grpo-plus: no command {argv[0]!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[argv[0]]
+    return importlib.import_module(module).main(argv[1:])
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return f"usage: trl-grpo-plus COMMAND ...\n\n{rows}\n\n`trl-grpo-plus COMMAND --help` tells a command's options."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
