@@ -1,0 +1,1 @@
+"""Evaluation of math reasoning: data sets, prompts, sampling, metrics and reports (`trl-grpo-plus eval`)."""
