@@ -4,8 +4,7 @@ import importlib
 import sys
 
 # name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
-COMMANDS: dict[str, tuple[str, str]] = {
-}
+COMMANDS: dict[str, tuple[str, str]] = {}
 
 
 def main(argv: list[str] | None = None) -> int:
