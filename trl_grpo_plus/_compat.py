@@ -1,7 +1,7 @@
 """The only home of what we know of TRL's private parts: the version gate and the contract check.
 
-A subclass whose override is never called fails in silence, so each hook that the trainer stands on is looked up when the
-trainer is imported, by signature and by the names and keys that the hook's body uses.
+A subclass whose override is never called fails in silence, so each hook that the trainer stands on is looked up when
+the trainer is imported, by signature and by the names and keys that the hook's body uses.
 """
 
 import inspect
@@ -21,7 +21,8 @@ class Hook:
 
     name: str
     parameters: tuple[str, ...]
-    # Names (attributes, methods) and constants (dictionary keys) that its body must use for our override to take effect.
+    # Names (attributes, methods) and constants (dictionary keys) that its body must use for our override to take
+    # effect.
     uses: tuple[str, ...] = ()
 
 
@@ -57,7 +58,8 @@ def check_trl(trainer_class: type = GRPOTrainer, version: str = trl.__version__)
         problem = _problem_with(trainer_class, hook)
         if problem:
             raise ImportError(
-                f"trl {version} changed `{trainer_class.__name__}.{hook.name}`, which trl-grpo-plus stands on: {problem}. {tested}"
+                f"trl {version} changed `{trainer_class.__name__}.{hook.name}`, which trl-grpo-plus stands on: "
+                f"{problem}. {tested}"
             )
 
 
@@ -86,7 +88,7 @@ def _names_in(code) -> set:
 
 
 def liger_bypasses_loss(args) -> bool:
-    """Whether `use_liger_kernel` makes this TRL compute the loss in a fused kernel, past `_compute_loss` (TRL < 1.16)."""
+    """Whether `use_liger_kernel` makes this TRL compute the loss past `_compute_loss`, in a fused kernel (TRL < 1.16)."""
     return bool(args.use_liger_kernel) and hasattr(GRPOTrainer, "compute_liger_loss")
 
 

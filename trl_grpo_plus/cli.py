@@ -1,4 +1,4 @@
-"""The `trl-grpo-plus` command. Each subcommand lives in its feature's `command.py` and is imported only when called."""
+"""The `trl-grpo-plus` command. Each subcommand lives in its feature's folder and is imported only when called."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""`GRPOPlusConfig`: TRL's `GRPOConfig` with the fields of this package. Each default leaves TRL's behaviour as it is."""
+"""`GRPOPlusConfig`: TRL's `GRPOConfig` and the fields of this package, whose defaults leave TRL as it is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,10 +16,12 @@ class GRPOPlusConfig(GRPOConfig):
     Process supervision (used when the trainer is given `process_reward_funcs`; arXiv 2402.03300 §4.1.3):
 
     Args:
-        step_delimiter: what ends a step of a completion: `"newline"` (a run of newlines), `"paragraph"` (a run with a blank
-            line), any other string is a regular expression, or a callable from text to the offsets where steps end.
+        step_delimiter: what ends a step of a completion: `"newline"` (a run of newlines), `"paragraph"` (a run with a
+            blank line), any other string is a regular expression, or a callable from text to the offsets where steps
+            end.
         process_reward_weights: one weight per process reward function; None for all 1.
-        process_weight: weight of the normalised process term in A = outcome_weight * A_outcome + process_weight * A_process.
+        process_weight: weight of the normalised process term in A = outcome_weight * A_outcome + process_weight *
+            A_process.
         outcome_weight: weight of the normalised outcome term (TRL's advantage).
         credit_assignment: `"sum"` (the paper), `"min"` (arXiv 2504.15275) or `"mean"`, see
             [`~trl_grpo_plus.algorithms.advantages.process_advantages`].
@@ -27,10 +29,11 @@ class GRPOPlusConfig(GRPOConfig):
         credit_tau: temperature of the soft minimum of `credit_assignment="min"`, in units of the step reward.
         process_std: `"sample"` (ddof 1, as TRL normalises outcomes) or `"population"`.
         process_eps: added to the standard deviation of the step rewards.
-        process_baseline: `"group"` or `"leave_one_out"` (at each token the mean advantage of the group's other outputs is
-            subtracted).
+        process_baseline: `"group"` or `"leave_one_out"` (at each token the mean advantage of the group's other outputs
+            is subtracted).
         delimiter_advantage: `"keep"`, or `"zero"` for no process advantage on the tokens that end a step.
-        score_truncated_steps: whether the last step of a completion that was cut off by `max_completion_length` is scored.
+        score_truncated_steps: whether the last step of a completion that was cut off by `max_completion_length` is
+            scored.
 
     Raises:
         ValueError: a field has a value that means nothing; the message names the field.
@@ -105,7 +108,7 @@ class GRPOPlusConfig(GRPOConfig):
             raise type(error)(f"step_delimiter: {error}") from error
 
     def to_dict(self):
-        """As in TRL; a callable delimiter is written as its dotted name, so that the arguments can be saved and logged."""
+        """As in TRL; a callable delimiter is written as its dotted name, so that the arguments can be saved."""
         values = super().to_dict()
         if isinstance(self.step_delimiter, Callable):
             values["step_delimiter"] = f"{self.step_delimiter.__module__}.{self.step_delimiter.__qualname__}"

@@ -10,8 +10,9 @@ from numbers import Real
 
 import torch
 
-# Called with the keywords `prompts, completions, completion_ids, steps`, the data set's columns, and TRL's `trainer_state`,
-# `log_extra`, `log_metric`; returns one list per completion with one float or None (not scored) per step.
+# Called with the keywords `prompts, completions, completion_ids, steps`, the data set's columns, and TRL's
+# `trainer_state`, `log_extra`, `log_metric`; returns one list per completion with one float or None (not scored) per
+# step.
 ProcessRewardFunc = Callable[..., list[list[float | None]]]
 
 
@@ -34,7 +35,8 @@ def resolve_process_reward_funcs(funcs: "ProcessRewardFunc | str | list[ProcessR
             )
         if not callable(func):
             raise TypeError(
-                f"process_reward_funcs: {func!r} is not callable; pass a function, a ProcessRewardModel, or a model's path."
+                f"process_reward_funcs: {func!r} is not callable; pass a function, a ProcessRewardModel, or a "
+                "model's path."
             )
         resolved.append(func)
     return resolved
@@ -66,8 +68,8 @@ def call_process_reward(func: Callable, name: str, steps: list[list[str]], **col
 
     Raises:
         TypeError: the result is not a list of lists of numbers.
-        ValueError: a wrong number of completions or steps, NaN or inf; the message names the function, the completion and
-            both counts.
+        ValueError: a wrong number of completions or steps, NaN or inf; the message names the function, the completion
+            and both counts.
     """
     scores = func(steps=steps, **columns)
     if inspect.isawaitable(scores):
@@ -79,13 +81,13 @@ def check_step_scores(scores, name: str, num_steps: list[int]) -> list[list[floa
     """Checks the result of a process reward function; see [`call_process_reward`]."""
     if isinstance(scores, str) or not hasattr(scores, "__len__"):
         raise TypeError(
-            f"Process reward function {name!r} returned {type(scores).__name__}; return a list per completion with one float "
-            "or None per step."
+            f"Process reward function {name!r} returned {type(scores).__name__}; return a list per completion with "
+            "one float or None per step."
         )
     if len(scores) != len(num_steps):
         raise ValueError(
-            f"Process reward function {name!r} returned scores for {len(scores)} completions, but there are {len(num_steps)}; "
-            "return one list per completion, in order."
+            f"Process reward function {name!r} returned scores for {len(scores)} completions, but there are "
+            f"{len(num_steps)}; return one list per completion, in order."
         )
     return [_check_row(row, name, i, count) for i, (row, count) in enumerate(zip(scores, num_steps, strict=True))]
 
@@ -95,13 +97,13 @@ def _check_row(row, name, index, count):
         row = row.tolist()
     if isinstance(row, str) or not hasattr(row, "__len__"):
         raise TypeError(
-            f"Process reward function {name!r} returned {row!r} for completion {index}; return a list with one float or None "
-            f"for each of its {count} steps."
+            f"Process reward function {name!r} returned {row!r} for completion {index}; return a list with one float "
+            f"or None for each of its {count} steps."
         )
     if len(row) != count:
         raise ValueError(
-            f"Process reward function {name!r} returned {len(row)} scores for completion {index}, which has {count} steps; "
-            "return one float or None per step."
+            f"Process reward function {name!r} returned {len(row)} scores for completion {index}, which has {count} "
+            "steps; return one float or None per step."
         )
     return [_check_score(score, name, index, step) for step, score in enumerate(row)]
 
@@ -113,13 +115,13 @@ def _check_score(score, name, index, step):
         score = score.item()
     if not isinstance(score, Real):
         raise TypeError(
-            f"Process reward function {name!r} returned {score!r} for step {step} of completion {index}; a score is a number, or "
-            "None for a step that is not scored."
+            f"Process reward function {name!r} returned {score!r} for step {step} of completion {index}; a score is "
+            "a number, or None for a step that is not scored."
         )
     if not math.isfinite(score):
         raise ValueError(
-            f"Process reward function {name!r} returned {float(score)} for step {step} of completion {index}; return a finite "
-            "number, or None for a step that is not scored."
+            f"Process reward function {name!r} returned {float(score)} for step {step} of completion {index}; return "
+            "a finite number, or None for a step that is not scored."
         )
     return float(score)
 
@@ -136,8 +138,8 @@ def _wait_for(awaitable):
 class MeanStepReward:
     """Stands in for the outcome reward when there is none: the mean step score of each completion.
 
-    It exists because TRL needs a reward function and logs its `reward` curve; its advantage has weight 0. Reads the scores that
-    the trainer has just collected.
+    It exists because TRL needs a reward function and logs its `reward` curve; its advantage has weight 0. Reads the
+    scores that the trainer has just collected.
     """
 
     __name__ = "mean_step_reward"

@@ -1,8 +1,7 @@
 """`GRPOPlusTrainer`: TRL's `GRPOTrainer` with process-supervised advantages."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -29,8 +28,8 @@ logger = logging.get_logger(__name__)
 class StepScores:
     """What the process rewards said of this rank's completions of one generation batch.
 
-    `scores` is (B, J, F), a score per completion, step and function, NaN where there is none; `ends`, (B, J), the inclusive
-    token index of each step's end, -1 where there is no step. Both on the CPU.
+    `scores` is (B, J, F), a score per completion, step and function, NaN where there is none; `ends`, (B, J), the
+    inclusive token index of each step's end, -1 where there is no step. Both on the CPU.
     """
 
     scores: torch.Tensor
@@ -40,20 +39,23 @@ class StepScores:
 class GRPOPlusTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` whose tokens can be supervised step by step (DeepSeekMath, arXiv 2402.03300, §4.1.3).
 
-    Takes all arguments of `trl.GRPOTrainer`. With no `process_reward_funcs` and a plain `GRPOConfig` it is stock TRL, bit for bit.
+    Takes all arguments of `trl.GRPOTrainer`. With no `process_reward_funcs` and a plain `GRPOConfig` it is stock TRL,
+    bit for bit.
 
     Args:
-        model, reward_funcs, args, train_dataset, ...: as in TRL. `reward_funcs` may be left out when there are process rewards;
-            TRL's `reward` curve is then the mean step score. A plain `GRPOConfig` is read with this package's defaults.
-        process_reward_funcs: functions, [`ProcessRewardModel`]s, or paths of process reward models (one or a list). Each is
-            called with the keywords `prompts, completions, completion_ids, steps` (for each completion the texts of its steps),
-            the data set's columns and TRL's `trainer_state`, `log_extra`, `log_metric`, and returns for each completion a list
-            with one float, or None for "not scored", per step. Async functions are awaited.
+        model, reward_funcs, args, train_dataset, ...: as in TRL. `reward_funcs` may be left out when there are process
+            rewards; TRL's `reward` curve is then the mean step score. A plain `GRPOConfig` is read with this package's
+            defaults.
+        process_reward_funcs: functions, [`ProcessRewardModel`]s, or paths of process reward models (one or a list).
+            Each is called with the keywords `prompts, completions, completion_ids, steps` (for each completion the
+            texts of its steps), the data set's columns and TRL's `trainer_state`, `log_extra`, `log_metric`, and
+            returns for each completion a list with one float, or None for "not scored", per step. Async functions are
+            awaited.
 
     Raises:
         TypeError: a process reward is not callable.
-        ValueError: a field cannot work in this configuration, or the data set is empty or lacks `prompt`; from the training
-            loop, when a process reward function returns something unusable.
+        ValueError: a field cannot work in this configuration, or the data set is empty or lacks `prompt`; from the
+            training loop, when a process reward function returns something unusable.
 
     Example:
 
@@ -72,9 +74,9 @@ class GRPOPlusTrainer(GRPOTrainer):
     ```
     """
 
-    _tag_names = ["trl", "grpo", "trl-grpo-plus"]
+    _tag_names: ClassVar = ["trl", "grpo", "trl-grpo-plus"]
     _name = "GRPO-Plus"
-    _paper = {
+    _paper: ClassVar = {
         "title": "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
         "id": "2402.03300",
         "citation": GRPOTrainer._paper["citation"],
@@ -162,7 +164,7 @@ class GRPOPlusTrainer(GRPOTrainer):
         return not last_step_is_complete(ids, self._tokenizer, self._plus_args.step_delimiter)
 
     def _weighted_step_rewards(self) -> torch.Tensor:
-        """(B, J): this rank's step rewards, summed over the functions with their weights; NaN where none scored the step."""
+        """(B, J): the weighted sum of this rank's step rewards over the functions, NaN where none scored the step."""
         return _weighted_sum(self._step_scores.scores, self.process_reward_weights)
 
     def _process_supervised_advantages(self, output: dict[str, Any]) -> torch.Tensor:
@@ -236,7 +238,7 @@ class GRPOPlusTrainer(GRPOTrainer):
         metrics["process/advantage_abs_mean"].append(total / max(count, 1.0))
 
     def _relog_advantages(self, local_means: torch.Tensor):
-        """TRL logged the outcome advantages before we changed them; the completions table gets each completion's token mean."""
+        """Puts each completion's mean over its tokens where TRL has already logged the outcome advantages."""
         means = self.accelerator.gather(local_means).tolist()
         logged = self._logs["advantages"]
         for _ in range(min(len(means), len(logged))):
@@ -248,8 +250,9 @@ class GRPOPlusTrainer(GRPOTrainer):
             return
         self._warned_of_single_steps = True
         logger.warning(
-            f"step_delimiter={self._plus_args.step_delimiter!r} was found in 0 of {len(step_ends)} completions (0 %): each is one "
-            "step, and process supervision is then outcome supervision. Check the delimiter against a sampled completion."
+            f"step_delimiter={self._plus_args.step_delimiter!r} was found in 0 of {len(step_ends)} completions (0 "
+            "%): each is one step, and process supervision is then outcome supervision. Check the delimiter against "
+            "a sampled completion."
         )
 
 
@@ -267,7 +270,7 @@ def _mean_over_tokens(values, mask):
 
 
 def _plus_args(args: GRPOConfig | None) -> GRPOPlusConfig:
-    """Our fields of `args`; a plain `GRPOConfig` has none, so it gets the defaults without running TRL's checks again."""
+    """Our fields of `args`; a plain `GRPOConfig` gets the defaults, without a second run of TRL's checks."""
     if isinstance(args, GRPOPlusConfig):
         return args
     defaults = object.__new__(GRPOPlusConfig)
@@ -281,7 +284,8 @@ def _process_weights(args: GRPOPlusConfig, names: list[str]) -> torch.Tensor:
         return torch.ones(len(names), dtype=torch.float64)
     if len(weights) != len(names):
         raise ValueError(
-            f"process_reward_weights has {len(weights)} entries for {len(names)} process reward functions ({', '.join(names)})."
+            f"process_reward_weights has {len(weights)} entries for {len(names)} process reward functions "
+            f"({', '.join(names)})."
         )
     return torch.tensor(weights, dtype=torch.float64)
 
@@ -289,8 +293,8 @@ def _process_weights(args: GRPOPlusConfig, names: list[str]) -> torch.Tensor:
 def _check_process_supervision(args: GRPOPlusConfig):
     if getattr(args, "use_liger_kernel", False) and _compat.liger_bypasses_loss(args):
         raise ValueError(
-            "use_liger_kernel=True makes this TRL compute the loss in a fused kernel that reads one advantage per completion, so "
-            "process_reward_funcs would be ignored. Set use_liger_kernel=False."
+            "use_liger_kernel=True makes this TRL compute the loss in a fused kernel that reads one advantage per "
+            "completion, so process_reward_funcs would be ignored. Set use_liger_kernel=False."
         )
 
 
@@ -304,6 +308,6 @@ def _check_data(name, dataset, environment_factory):
 
 def _missing_prompt(name, columns):
     return (
-        f"{name} has no column 'prompt', only {', '.join(map(repr, sorted(columns)))}. Rename or map the column that holds the "
-        "question, for example `dataset.map(lambda row: {'prompt': row['question']})`."
+        f"{name} has no column 'prompt', only {', '.join(map(repr, sorted(columns)))}. Rename or map the column that "
+        "holds the question, for example `dataset.map(lambda row: {'prompt': row['question']})`."
     )

@@ -1,13 +1,13 @@
 """Process-supervised advantages (DeepSeekMath, arXiv 2402.03300, §4.1.3).
 
-Where this departs from the paper: the standard deviation is the sample one (ddof 1) with eps 1e-4 by default, as in TRL's
-outcome advantages, so that one step per output gives TRL's numbers; `std="population"` and `eps=0` give the paper's.
-Steps without a score (NaN or None) take part in nothing. The paper's form of credit is `sum`; `min` and `mean` are ours to
-choose because the sum also rewards the number of steps.
+Where this departs from the paper: the standard deviation is the sample one (ddof 1) with eps 1e-4 by default, as in
+TRL's outcome advantages, so that one step per output gives TRL's numbers; `std="population"` and `eps=0` give the
+paper's. Steps without a score (NaN or None) take part in nothing. The paper's form of credit is `sum`; `min` and
+`mean` are ours to choose because the sum also rewards the number of steps.
 
-Notation: B completions in groups of G contiguous rows, at most J steps each, T tokens. Raw step rewards are `step_rewards`,
-(B, J) with NaN where there is no score; normalised ones are `normalized`. `step_ends`, (B, J), holds index(j), the inclusive
-index of the last token of step j, and -1 where there is no step.
+Notation: B completions in groups of G contiguous rows, at most J steps each, T tokens. Raw step rewards are
+`step_rewards`, (B, J) with NaN where there is no score; normalised ones are `normalized`. `step_ends`, (B, J), holds
+index(j), the inclusive index of the last token of step j, and -1 where there is no step.
 """
 
 from collections.abc import Sequence
@@ -39,32 +39,35 @@ def process_advantages(
     """Advantage of every completion token under process supervision (§4.1.3).
 
     Args:
-        step_rewards: raw rewards, one list of float or None (not scored) per completion, or a (B, J) tensor with NaN for
-            "no score".
+        step_rewards: raw rewards, one list of float or None (not scored) per completion, or a (B, J) tensor with NaN
+            for "no score".
         step_ends: inclusive token index of each step's end, one increasing list of int per completion, or a (B, J)
             tensor with -1 for "no step".
         group_size: G; rows `g*G ... (g+1)*G - 1` are the outputs of one prompt. G must divide B.
         num_tokens: T, the padded completion length.
         credit: how a token is charged with the rewards of the steps that end at or after it.
             `"sum"`: A[i,t] = sum of r~[i,j] over index(j) >= t, the paper's.
-            `"min"`: the sum with each r~ weighted by softmax(-r / tau) over the completion's steps (arXiv 2504.15275, eq. 7);
-            r~ is then centred and scaled by the group's soft minima, so that neither the number of steps nor of groups matters.
+            `"min"`: the sum with each r~ weighted by softmax(-r / tau) over the completion's steps (arXiv 2504.15275,
+            eq. 7); r~ is then centred and scaled by the group's soft minima, so that neither the number of steps nor
+            of groups matters.
             `"mean"`: the sum to go divided by the number of scored steps to go.
         std: `"sample"` (ddof 1) or `"population"` (ddof 0).
         eps: added to the standard deviation.
         gamma: discount per step: the k-th step after the one a token is in counts gamma**k.
         tau: temperature of the soft minimum, in units of the reward; only for `credit="min"`.
-        baseline: `"group"` leaves A as it is; `"leave_one_out"` subtracts at each token the mean advantage that the other
-            outputs of the group have at the same position (0 past their end).
-        zero_delimiters: if True, the token that ends a step (but not the completion's last step) gets 0, so that the policy is
-            neither taught to split nor to stop splitting.
+        baseline: `"group"` leaves A as it is; `"leave_one_out"` subtracts at each token the mean advantage that the
+            other outputs of the group have at the same position (0 past their end).
+        zero_delimiters: if True, the token that ends a step (but not the completion's last step) gets 0, so that the
+            policy is neither taught to split nor to stop splitting.
 
     Returns:
-        (B, T) tensor, float32 for lists and of `step_rewards`' dtype for a floating tensor; 0 after the last scored end.
+        (B, T) tensor, float32 for lists and of `step_rewards`' dtype for a floating tensor; 0 after the last scored
+        end.
 
     Raises:
-        ValueError: unknown option, B not divisible by `group_size`, a reward count that differs from the step count, an infinite
-            reward, or step ends that do not increase within `range(num_tokens)`; the message names the completion.
+        ValueError: unknown option, B not divisible by `group_size`, a reward count that differs from the step count,
+            an infinite reward, or step ends that do not increase within `range(num_tokens)`; the message names the
+            completion.
     """
     _check_choice("credit", credit, CREDIT_FORMS)
     _check_choice("std", std, STD_FORMS)
@@ -120,7 +123,8 @@ def group_statistics(rewards: torch.Tensor, group_size: int, std: str = "sample"
         rewards: (B, J), NaN where not scored.
 
     Returns:
-        Two (B, 1) tensors. The standard deviation is exactly 0 where a group's rewards are all equal or fewer than two.
+        Two (B, 1) tensors. The standard deviation is exactly 0 where a group's rewards are all equal or fewer than
+        two.
     """
     grouped = rewards.view(rewards.shape[0] // group_size, -1)
     scored = _is_scored(grouped)
@@ -221,8 +225,8 @@ def _as_tensors(step_rewards, step_ends):
             for i, (row_rewards, row_ends) in enumerate(zip(step_rewards, step_ends, strict=False)):
                 if len(row_rewards) != len(row_ends):
                     raise ValueError(
-                        f"Completion {i} has {len(row_rewards)} step rewards but {len(row_ends)} step ends; give one reward "
-                        "(or None) per step."
+                        f"Completion {i} has {len(row_rewards)} step rewards but {len(row_ends)} step ends; give one "
+                        "reward (or None) per step."
                     )
     return rewards, ends.to(rewards.device), dtype
 
@@ -242,8 +246,8 @@ def _check_choice(name, value, choices):
 def _check_shapes(rewards, ends, group_size, num_tokens):
     if rewards.shape != ends.shape:
         raise ValueError(
-            f"step_rewards {tuple(rewards.shape)} and step_ends {tuple(ends.shape)} differ; both have one row per completion and "
-            "one entry per step."
+            f"step_rewards {tuple(rewards.shape)} and step_ends {tuple(ends.shape)} differ; both have one row per "
+            "completion and one entry per step."
         )
     if group_size < 1 or rewards.shape[0] % group_size:
         raise ValueError(f"{rewards.shape[0]} completions cannot be cut into groups of {group_size}.")
@@ -254,6 +258,6 @@ def _check_shapes(rewards, ends, group_size, num_tokens):
     if bad.any():
         row = bad.any(1).nonzero()[0].item()
         raise ValueError(
-            f"Step ends of completion {row} must increase within 0 ... {num_tokens - 1} and exist for every reward; got "
-            f"{[end for end in ends[row].tolist() if end >= 0]}."
+            f"Step ends of completion {row} must increase within 0 ... {num_tokens - 1} and exist for every reward; "
+            f"got {[end for end in ends[row].tolist() if end >= 0]}."
         )
