@@ -22,3 +22,11 @@ def shared_data():
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory) -> str:
+    """Directory with a tiny Llama and a character tokenizer."""
+    from tiny import save_policy
+
+    return save_policy(tmp_path_factory.mktemp("policy"))

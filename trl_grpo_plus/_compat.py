@@ -88,7 +88,7 @@ def _names_in(code) -> set:
 
 
 def liger_bypasses_loss(args) -> bool:
-    """Whether `use_liger_kernel` makes this TRL compute the loss past `_compute_loss`, in a fused kernel (TRL < 1.16)."""
+    """Whether `use_liger_kernel` makes this TRL compute the loss in a fused kernel, past `_compute_loss`."""
     return bool(args.use_liger_kernel) and hasattr(GRPOTrainer, "compute_liger_loss")
 
 

@@ -94,7 +94,8 @@ class GRPOPlusTrainer(GRPOTrainer):
     ):
         self.process_reward_funcs = resolve_process_reward_funcs(process_reward_funcs or [])
         self.process_reward_names = process_reward_names(self.process_reward_funcs)
-        self.has_outcome_rewards = bool(reward_funcs) or kwargs.get("environment_factory") is not None
+        environment_factory = kwargs.get("environment_factory")
+        self.has_outcome_rewards = reward_funcs not in (None, []) or environment_factory is not None
         self._plus_args = _plus_args(args)
         self._step_scores: StepScores | None = None
         self._warned_of_single_steps = False
@@ -103,7 +104,9 @@ class GRPOPlusTrainer(GRPOTrainer):
             _check_process_supervision(self._plus_args)
             if not self.has_outcome_rewards:
                 reward_funcs = [MeanStepReward(self._weighted_step_rewards)]
-        _check_data("train_dataset", train_dataset, kwargs.get("environment_factory"))
+        if environment_factory is None:
+            _check_data("train_dataset", train_dataset)
+            _check_data("eval_dataset", positional[0] if positional else kwargs.get("eval_dataset"))
         super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -298,11 +301,15 @@ def _check_process_supervision(args: GRPOPlusConfig):
         )
 
 
-def _check_data(name, dataset, environment_factory):
+def _check_data(name, dataset):
+    if isinstance(dataset, dict):
+        for key, part in dataset.items():
+            _check_data(f"{name}[{key!r}]", part)
+        return
     if isinstance(dataset, Dataset) and len(dataset) == 0:
-        raise ValueError(f"{name} is empty; there is nothing to train on.")
+        raise ValueError(f"{name} is empty: it has no rows to sample completions for.")
     columns = getattr(dataset, "column_names", None)
-    if environment_factory is None and isinstance(columns, list) and "prompt" not in columns:
+    if isinstance(columns, list) and "prompt" not in columns:
         raise ValueError(_missing_prompt(name, columns))
 
 
