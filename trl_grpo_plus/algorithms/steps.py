@@ -199,6 +199,7 @@ def _delimiters(
         special = aligner.special_ids[delimiter]
         return [(int(done[i]), i) for i, token_id in enumerate(ids) if token_id == special]
     if isinstance(delimiter, str | re.Pattern):
+        check_delimiter(delimiter)
         pattern = delimiter if isinstance(delimiter, re.Pattern) else _compile(delimiter)
         spans = [match.span() for match in pattern.finditer(text)]
         if any(a == b for a, b in spans):
