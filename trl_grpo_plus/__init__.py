@@ -9,12 +9,27 @@ __version__ = "0.1.0"
 _LAZY = {
     "GRPOPlusConfig": "trl_grpo_plus.config",
     "GRPOPlusTrainer": "trl_grpo_plus.trainer",
+    "PRMConfig": "trl_grpo_plus.reward_models.prm_config",
+    "PRMTrainer": "trl_grpo_plus.reward_models.prm_trainer",
+    "ProcessRewardModel": "trl_grpo_plus.reward_models.prm",
+    "label_steps_by_rollout": "trl_grpo_plus.reward_models.labelling",
 }
 
-__all__ = ["GRPOPlusConfig", "GRPOPlusTrainer"]
+__all__ = [
+    "GRPOPlusConfig",
+    "GRPOPlusTrainer",
+    "PRMConfig",
+    "PRMTrainer",
+    "ProcessRewardModel",
+    "label_steps_by_rollout",
+]
 
 if TYPE_CHECKING:
     from trl_grpo_plus.config import GRPOPlusConfig
+    from trl_grpo_plus.reward_models.labelling import label_steps_by_rollout
+    from trl_grpo_plus.reward_models.prm import ProcessRewardModel
+    from trl_grpo_plus.reward_models.prm_config import PRMConfig
+    from trl_grpo_plus.reward_models.prm_trainer import PRMTrainer
     from trl_grpo_plus.trainer import GRPOPlusTrainer
 
 

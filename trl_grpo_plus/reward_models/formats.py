@@ -270,7 +270,7 @@ class MathShepherdFormat(PRMFormat):
             if ids[position] != tag_id:
                 raise ValueError(
                     f"The tokenizer merged the step tag {self.step_tag!r} after step {j} with the text beside it: "
-                    f"token {tokenizer.convert_ids_to_tokens(ids[position])!r}. It is not the tokenizer of this format."
+                    f"token {tokenizer.convert_ids_to_tokens(ids[position])!r}. It is not this format's tokenizer."
                 )
         return EncodedCompletion(ids, positions)
 

@@ -285,7 +285,7 @@ class ProcessRewardModel:
             if self.token_ids is True:
                 raise ValueError(
                     f"token_ids=True: the sampled ids of completion {index} do not decode to its steps with the "
-                    "reward model's tokenizer. Policy and reward model have different tokenizers; use token_ids='auto'."
+                    "reward model's tokenizer: the policy has another one. Use token_ids='auto'."
                 )
             return None
         return [list(ids[a + 1 : b + 1]) for a, b in zip([-1, *ends], ends, strict=False)]
@@ -303,8 +303,8 @@ class ProcessRewardModel:
                 if self.too_long == "error":
                     raise ValueError(
                         f"Completion {i} with its prompt has {len(ids)} tokens in the format {self.format.name!r}, "
-                        f"more than max_length={self.max_length}. Shorten it, raise max_length if the model allows, or set "
-                        "too_long='skip' to leave its last steps unscored."
+                        f"more than max_length={self.max_length}. Shorten it, raise max_length, or "
+                        "set too_long='skip' to leave its last steps unscored."
                     )
                 ids = ids[: self.max_length]
                 skipped += sum(p >= len(ids) for p in positions)
