@@ -4,7 +4,9 @@ import importlib
 import sys
 
 # name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("trl_grpo_plus.train_command", "train a policy from a YAML file"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
