@@ -4,9 +4,9 @@
     python benchmarks/advantages.py --tokenizer path/or/hub-id            # any tokenizer
     python benchmarks/advantages.py --tokenizer DIR --gguf-file F.gguf    # one that is stored in a GGUF file
 
-Without `--tokenizer`, a byte-level BPE of about 30,000 pieces is trained on generated text. Every completion has exactly
-the given number of tokens and ends each step with a newline. Peer and subject alternate in one process; the ratio is
-that of their medians.
+Without `--tokenizer`, a byte-level BPE of about 30,000 pieces is trained on generated text. Every completion has
+exactly the given number of tokens and ends each step with a newline. Peer and subject alternate in one process; the
+ratio is that of their medians.
 """
 
 from __future__ import annotations
