@@ -8,8 +8,8 @@ from pathlib import Path
 
 USAGE = """usage: trl-grpo-plus train CONFIG.yaml [--FIELD VALUE ...]
 
-Trains with GRPOPlusTrainer. CONFIG.yaml holds any field of TrainArguments (data, prompt, rewards), GRPOPlusConfig (all of
-TRL's GRPOConfig and ours) and TRL's ModelConfig (model_name_or_path, PEFT, quantization); --FIELD VALUE overrides.
+Trains with GRPOPlusTrainer. CONFIG.yaml holds any field of TrainArguments (data, prompt, rewards), GRPOPlusConfig
+(TRL's GRPOConfig and ours) and TRL's ModelConfig (model_name_or_path, PEFT, quantization); --FIELD VALUE overrides it.
 On several devices: accelerate launch -m trl_grpo_plus.cli train CONFIG.yaml
 
 `trl-grpo-plus train --help-all` lists every field. Example: examples/configs/gsm8k_process.yaml"""
