@@ -60,7 +60,7 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        """Every tenth problem is held out, chosen by its numbers alone: no data set size or seed can mix the splits."""
+        """Every tenth problem is held out, chosen by its numbers alone, so that no seed can mix the splits."""
         return "test" if zlib.crc32(repr((self.start, self.changes)).encode()) % 10 == 0 else "train"
 
     def solution_steps(self, values: list[int] | None = None) -> list[str]:
@@ -74,7 +74,7 @@ class Problem:
 
 
 def sample_problem(rng: random.Random, split: Split = "train") -> Problem:
-    """Draws a problem of the split: number of steps, start and changes uniform among those with no value below zero."""
+    """Draws a problem: number of steps, start and changes uniform among those of the split with no value below 0."""
     while True:
         num_steps = rng.choice(NUM_STEPS)
         start = rng.choice(START_VALUES)

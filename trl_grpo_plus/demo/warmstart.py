@@ -4,7 +4,7 @@
 
 In each trace every step slips with probability 0.2: its result is off by 1 or 2, and the later steps go on from the
 wrong value. The policy learns this distribution, so its greedy answer is nearly always right and a sampled one about
-half of the time: a mode that reinforcement learning has to unlearn, as in a real model that knows better than it samples.
+half of the time: reinforcement learning has a mode to unlearn, as in a real model that knows better than it samples.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def train(
     learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> float:
-    """Trains in place with AdamW and a one-cycle learning rate; returns the mean loss of the last 50 steps in nats a token."""
+    """Trains in place with AdamW and a one-cycle rate; returns the mean loss of the last 50 steps in nats a token."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, total_steps=num_steps)
