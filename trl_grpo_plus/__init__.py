@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "GRPOPlusConfig": "trl_grpo_plus.config",
     "GRPOPlusTrainer": "trl_grpo_plus.trainer",
+    "IterativeGRPOConfig": "trl_grpo_plus.iterative.config",
+    "IterativeGRPOTrainer": "trl_grpo_plus.iterative.trainer",
     "PRMConfig": "trl_grpo_plus.reward_models.prm_config",
     "PRMTrainer": "trl_grpo_plus.reward_models.prm_trainer",
     "ProcessRewardModel": "trl_grpo_plus.reward_models.prm",
@@ -18,6 +20,8 @@ _LAZY = {
 __all__ = [
     "GRPOPlusConfig",
     "GRPOPlusTrainer",
+    "IterativeGRPOConfig",
+    "IterativeGRPOTrainer",
     "PRMConfig",
     "PRMTrainer",
     "ProcessRewardModel",
@@ -26,6 +30,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from trl_grpo_plus.config import GRPOPlusConfig
+    from trl_grpo_plus.iterative.config import IterativeGRPOConfig
+    from trl_grpo_plus.iterative.trainer import IterativeGRPOTrainer
     from trl_grpo_plus.reward_models.labelling import label_steps_by_rollout
     from trl_grpo_plus.reward_models.prm import ProcessRewardModel
     from trl_grpo_plus.reward_models.prm_config import PRMConfig

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or not there: staged, checksummed, renamed; and the reference that TRL forgets.
 
-A checkpoint is written to a staging directory beside its final place, gets a manifest with the size and SHA-256 of each
-file, is flushed to disk and then renamed. A directory without a manifest, or with a file that does not match it, is refused
-by name and the newest whole one before it is used.
+A checkpoint is written to a staging directory beside its final place, gets a manifest with the size and SHA-256 of
+each file, is flushed to disk and then renamed. A directory without a manifest, or with a file that does not match it,
+is refused by name and the newest whole one before it is used.
 """
 
 import hashlib
@@ -86,7 +86,9 @@ def read_manifest(directory: str | Path) -> dict:
 
 
 def publish(staged: str | Path, final: str | Path) -> None:
-    """Moves a finished directory to its place in one rename. One that is there already is moved aside first and removed."""
+    """Moves a finished directory to its place in one rename. One that is there already is moved aside first and
+    removed.
+    """
     staged, final = Path(staged), Path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
@@ -145,10 +147,11 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: str | Pat
 
 
 def reference_parameters(trainer) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]] | None:
-    """Parameters of the policy and of the reference, in the same order; None if the trainer has no reference that moves.
+    """Parameters of the policy and of the reference, in the same order; None if the trainer has no reference that
+    moves.
 
-    With full fine-tuning the reference is TRL's `ref_model`; with PEFT it is the adapter named `ref`, and the policy is the
-    adapter `default`. A PEFT policy without it is compared with its base model, which never moves.
+    With full fine-tuning the reference is TRL's `ref_model`; with PEFT it is the adapter named `ref`, and the policy
+    is the adapter `default`. A PEFT policy without it is compared with its base model, which never moves.
     """
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.ref_model is not None:
@@ -167,8 +170,8 @@ def reference_parameters(trainer) -> tuple[list[torch.nn.Parameter], list[torch.
 def save_reference(trainer, checkpoint: str | Path) -> None:
     """Adds the reference's weights to a checkpoint. Call it on all ranks.
 
-    TRL does not save them and loads the base model as reference on resume, even after a sync. With PEFT the adapter `ref`
-    is saved by PEFT itself, so there is nothing to do.
+    TRL does not save them and loads the base model as reference on resume, even after a sync. With PEFT the adapter
+    `ref` is saved by PEFT itself, so there is nothing to do.
     """
     if trainer.ref_model is None:
         return
@@ -188,8 +191,8 @@ def load_reference(trainer, checkpoint: str | Path) -> None:
     path = Path(checkpoint) / REFERENCE_NAME
     if not path.is_file():
         raise CorruptCheckpointError(
-            f"{checkpoint} has no {REFERENCE_NAME}, and without it the reference would silently be the base model. It was "
-            "written by a trainer that does not save the reference; start anew, or resume with sync_ref_model=False."
+            f"{checkpoint} has no {REFERENCE_NAME}, and without it the reference would silently be the base model. It "
+            "was written by a trainer that does not save the reference; start anew, or resume with sync_ref_model=False."
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     if trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3:

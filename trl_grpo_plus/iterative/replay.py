@@ -2,11 +2,11 @@
 
 DeepSeekMath (arXiv 2402.03300, §4.1.4) trains the reward model on new samples mixed with "10 % of historical data" and
 says no more. Here the share is a share of samples, exact to one; the history is deduplicated, so that a policy that
-repeats itself does not fill it; and what is kept when the buffer is full is a uniform sample of all that was ever added
-(`"reservoir"`) or the newest (`"recency"`).
+repeats itself does not fill it; and what is kept when the buffer is full is a uniform sample of all that was ever
+added (`"reservoir"`) or the newest (`"recency"`).
 
-Shards are parquet files that are never changed once written, so a checkpoint can hard-link them. Only the keys, 8 bytes
-a sample, are held in memory.
+Shards are parquet files that are never changed once written, so a checkpoint can hard-link them. Only the keys, 8
+bytes a sample, are held in memory.
 """
 
 import hashlib
@@ -49,13 +49,16 @@ def sample_key(prompt: Any, completion: Any) -> int:
 
 
 def prompt_fraction(prompt: Any, seed: int) -> float:
-    """A number in [0, 1), uniform over prompts and fixed for a prompt: splits prompts the same way in every iteration."""
+    """A number in [0, 1), uniform over prompts and fixed for a prompt: splits prompts the same way in every
+    iteration.
+    """
     text = json.dumps([seed, prompt], sort_keys=True, ensure_ascii=False)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def num_history(num_fresh: int, fraction: float, available: int) -> int:
-    """How many historical samples to mix with `num_fresh` new ones, so that they are `fraction` of the whole to one sample.
+    """How many historical samples to mix with `num_fresh` new ones, so that they are `fraction` of the whole to one
+    sample.
 
     Args:
         num_fresh: F, samples of this iteration.
@@ -74,8 +77,9 @@ def make_samples(rows: dict[str, list], iteration: int) -> Dataset:
     """The rows of one iteration as a data set with the buffer's columns and a key for each.
 
     Args:
-        rows: columns `prompt` and `completion` (str, or conversations), and optionally `steps` (list of str), `step_labels`
-            (list of float or None), `scores` (the reward model's, list of float or None) and `correct` (the grader's
+        rows: columns `prompt` and `completion` (str, or conversations), and optionally `steps` (list of str),
+            `step_labels` (list of float or None), `scores` (the reward model's, list of float or None) and `correct`
+            (the grader's
             verdict: 1.0, 0.0 or None). Other columns are left out.
         iteration: written to each row.
     """
@@ -114,8 +118,8 @@ class ReplayBuffer:
     Args:
         directory: where the shards lie; made if it is not there, opened if it holds a buffer.
         max_size: number of samples kept; None for all.
-        strategy: what stays when the buffer is full: `"reservoir"`, a uniform sample of all distinct samples that were ever
-            added, or `"recency"`, the newest.
+        strategy: what stays when the buffer is full: `"reservoir"`, a uniform sample of all distinct samples that were
+            ever added, or `"recency"`, the newest.
         seed: of the reservoir's choice.
 
     Raises:
@@ -229,8 +233,8 @@ class ReplayBuffer:
         """(N,) who leaves first (smallest) when the buffer is full."""
         if self.strategy == "recency":
             return np.arange(len(keys))
-        # Bottom-k sampling: each key has a fixed pseudo-random number, and those with the largest stay. This is a uniform
-        # sample of all distinct keys ever seen, whatever their order, and needs no count of them.
+        # Bottom-k sampling: each key has a fixed pseudo-random number, and those with the largest stay. This is a
+        # uniform sample of all distinct keys ever seen, whatever their order, and needs no count of them.
         return _mix(keys.astype(np.uint64) ^ _mix(np.array([self.seed], dtype=np.uint64)))
 
     def _rewrite(self, shard: _Shard, mask: np.ndarray, taken: set[str]) -> _Shard:
@@ -256,7 +260,8 @@ class ReplayBuffer:
             shards = [_Shard(e["name"], e["iteration"], _read_keys(self.directory / e["name"])) for e in entries]
         except (ValueError, KeyError, TypeError, OSError, pa.ArrowInvalid) as error:
             raise ValueError(
-                f"The replay buffer at {self.directory} cannot be read ({error}). Resume from a checkpoint that is whole."
+                f"The replay buffer at {self.directory} cannot be read ({error}). Resume from a checkpoint that is "
+                "whole."
             ) from error
         return shards
 
