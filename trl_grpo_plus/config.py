@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from trl_grpo_plus._compat import liger_bypasses_loss
+from trl_grpo_plus._kl_plan import KL_COEFFICIENTS, KL_HORIZONS, KL_IMPORTANCE, KL_PLACEMENTS, kl_plan, warn_off_policy
 from trl_grpo_plus.algorithms.advantages import BASELINES, CREDIT_FORMS, STD_FORMS
+from trl_grpo_plus.algorithms.kl import ESTIMATORS
+from trl_grpo_plus.algorithms.normalization import LOSS_NORMALIZATIONS
 from trl_grpo_plus.algorithms.steps import check_delimiter
 
 
@@ -34,6 +38,33 @@ class GRPOPlusConfig(GRPOConfig):
         delimiter_advantage: `"keep"`, or `"zero"` for no process advantage on the tokens that end a step.
         score_truncated_steps: whether the last step of a completion that was cut off by `max_completion_length` is
             scored.
+
+    KL to the reference, with the coefficient `beta` (docs/kl.md has each combination's bias):
+
+    Args:
+        kl_placement: `"loss"`, `"reward"` or `"full_vocab"`; None leaves TRL's own loss-side k3 as it is.
+        kl_estimator: of the loss: `"k1"`, `"k2"` or `"k3"` (default). In the reward it is k1; over the full vocabulary
+            nothing is estimated.
+        kl_importance: correction for completions of an older policy. `"none"`; in the loss `"differentiable"` or
+            `"stopped"`; in the reward `"token"` or `"per_decision"`; over the full vocabulary `"per_decision"`.
+        kl_importance_truncation: cap, at least 1, of the weights of `"token"` and `"per_decision"`.
+        kl_coefficient: in the reward: `"current"` (default), log(pi/pi_ref) outside the clip, or `"old"`,
+            log(pi_old/pi_ref) inside the advantage.
+        kl_horizon: what a token is charged with: its own KL (`"token"`, default in the loss), that of all later tokens
+            too (`"to_go"`, default in the reward and over the full vocabulary), or the whole `"sequence"`'s.
+        kl_top_k: over the full vocabulary: only the reference's k most likely tokens and one bucket for the rest.
+        kl_token_chunk, kl_vocab_chunk: positions, and vocabulary entries (None = all), that the full-vocabulary KL
+            holds at once.
+        kl_target: if set, `beta` is only where the coefficient starts, and it is steered so that `kl` comes to this
+            value (nats per token).
+        kl_target_horizon: sequences over which an error of 20 % moves the coefficient by 20 %.
+
+    Loss normalisation (docs/loss_normalization.md):
+
+    Args:
+        loss_normalization: `"sequence"`, `"token"`, `"group_token"` or `"constant"`, exact over all micro-batches and
+            ranks of an optimizer step, for every surrogate that `loss_type` names; None for TRL's own.
+        loss_normalization_length: L of `"constant"`; `max_completion_length` if None.
 
     Raises:
         ValueError: a field has a value that means nothing; the message names the field.
@@ -80,9 +111,89 @@ class GRPOPlusConfig(GRPOConfig):
         metadata={"help": "Score the last step of a completion that max_completion_length cut off."},
     )
 
+    kl_placement: str | None = field(
+        default=None,
+        metadata={"help": "Where the KL goes; TRL's own loss-side k3 if not set.", "choices": list(KL_PLACEMENTS)},
+    )
+    kl_estimator: str | None = field(
+        default=None, metadata={"help": "KL estimator of kl_placement='loss'.", "choices": list(ESTIMATORS)}
+    )
+    kl_importance: str = field(
+        default="none",
+        metadata={"help": "Correction for completions of an older policy.", "choices": list(KL_IMPORTANCE)},
+    )
+    kl_importance_truncation: float | None = field(
+        default=None, metadata={"help": "Cap of the weights of kl_importance='token' or 'per_decision', at least 1."}
+    )
+    kl_coefficient: str | None = field(
+        default=None,
+        metadata={
+            "help": "Log-ratio of kl_placement='reward': of the current policy, or of the one that sampled.",
+            "choices": list(KL_COEFFICIENTS),
+        },
+    )
+    kl_horizon: str | None = field(
+        default=None,
+        metadata={"help": "Whose KL a token is charged with.", "choices": list(KL_HORIZONS)},
+    )
+    kl_top_k: int | None = field(
+        default=None, metadata={"help": "kl_placement='full_vocab' over the reference's top k and a tail bucket."}
+    )
+    kl_token_chunk: int = field(
+        default=128, metadata={"help": "Positions that kl_placement='full_vocab' holds the logits of at once."}
+    )
+    kl_vocab_chunk: int | None = field(
+        default=None,
+        metadata={"help": "Vocabulary entries that kl_placement='full_vocab' holds at once; all if unset."},
+    )
+    kl_target: float | None = field(
+        default=None, metadata={"help": "Steer the KL coefficient to this `kl`, in nats per token."}
+    )
+    kl_target_horizon: int = field(
+        default=10_000,
+        metadata={"help": "Sequences over which an error of 20 % moves the KL coefficient by 20 %."},
+    )
+    loss_normalization: str | None = field(
+        default=None,
+        metadata={
+            "help": "Normaliser of the loss over the whole optimizer step; loss_type's own if not set.",
+            "choices": list(LOSS_NORMALIZATIONS),
+        },
+    )
+    loss_normalization_length: int | None = field(
+        default=None, metadata={"help": "L of loss_normalization='constant'; max_completion_length if not set."}
+    )
+
     def __post_init__(self):
         super().__post_init__()
         self._check_process_fields()
+        plan = kl_plan(self)
+        if plan is not None:
+            warn_off_policy(plan, self)
+        self._check_normalization_fields()
+        if (plan or self.loss_normalization) and liger_bypasses_loss(self):
+            raise ValueError(
+                "use_liger_kernel=True makes this TRL compute the loss in a fused kernel, which would ignore "
+                "kl_placement and loss_normalization. Set use_liger_kernel=False."
+            )
+
+    def _check_normalization_fields(self):
+        mode, length = self.loss_normalization, self.loss_normalization_length
+        if mode is not None and mode not in LOSS_NORMALIZATIONS:
+            raise ValueError(
+                f"loss_normalization must be one of {', '.join(map(repr, LOSS_NORMALIZATIONS))} or None; got {mode!r}."
+            )
+        if length is not None and mode != "constant":
+            raise ValueError(
+                f"loss_normalization_length is the L of loss_normalization='constant'; with {mode!r} it has no effect."
+            )
+        if length is not None and length < 1:
+            raise ValueError(f"loss_normalization_length must be at least 1, got {length}.")
+        if mode == "constant" and length is None and self.max_completion_length is None:
+            raise ValueError(
+                "loss_normalization='constant' divides by max_completion_length, which is None: set "
+                "loss_normalization_length."
+            )
 
     def _check_process_fields(self):
         choices = {

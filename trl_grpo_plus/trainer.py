@@ -1,15 +1,22 @@
-"""`GRPOPlusTrainer`: TRL's `GRPOTrainer` with process-supervised advantages."""
+"""`GRPOPlusTrainer`: TRL's `GRPOTrainer` with process advantages, and a KL and a loss that mean what they say."""
 
+import json
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_grpo_plus import _compat
+from trl_grpo_plus._kl_plan import kl_plan
+from trl_grpo_plus._loss import LossTerms
+from trl_grpo_plus._window import OptimizerWindow
 from trl_grpo_plus.algorithms.advantages import mix_advantages, pad_step_values, process_advantages
+from trl_grpo_plus.algorithms.kl import AdaptiveKLController
 from trl_grpo_plus.algorithms.steps import last_step_is_complete, split_steps_batch, step_texts
 from trl_grpo_plus.config import GRPOPlusConfig
 from trl_grpo_plus.process_rewards import (
@@ -98,6 +105,7 @@ class GRPOPlusTrainer(GRPOTrainer):
         self.has_outcome_rewards = reward_funcs not in (None, []) or environment_factory is not None
         self._plus_args = _plus_args(args)
         self._step_scores: StepScores | None = None
+        self._window, self._loss_terms = None, None
         self._warned_of_single_steps = False
         if self.process_reward_funcs:
             self.process_reward_weights = _process_weights(self._plus_args, self.process_reward_names)
@@ -108,6 +116,7 @@ class GRPOPlusTrainer(GRPOTrainer):
             _check_data("train_dataset", train_dataset)
             _check_data("eval_dataset", positional[0] if positional else kwargs.get("eval_dataset"))
         super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        self._window, self._loss_terms = self._make_loss_terms()
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self.process_reward_funcs:
@@ -115,6 +124,15 @@ class GRPOPlusTrainer(GRPOTrainer):
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs):
+        if self._loss_terms is None:
+            return self._generate_and_supervise(inputs)
+        output = self._loss_terms.generate(self._generate_and_supervise, inputs)
+        if self._window is not None:
+            group_size = self.num_generations if self.model.training else self.num_generations_eval
+            self._window.label_groups(output, group_size)
+        return output
+
+    def _generate_and_supervise(self, inputs):
         if not self.process_reward_funcs:
             return super()._generate_and_score_completions(inputs)
         if inputs and "prompt" not in inputs[0] and not getattr(self, "environment_factories", None):
@@ -127,6 +145,66 @@ class GRPOPlusTrainer(GRPOTrainer):
             )
         output["advantages"] = self._process_supervised_advantages(output)
         return output
+
+    def _make_loss_terms(self) -> tuple[OptimizerWindow | None, LossTerms | None]:
+        args = self._plus_args
+        plan, window, controller = kl_plan(args), None, None
+        if args.loss_normalization is not None:
+            length = args.loss_normalization_length or self.max_completion_length
+            window = OptimizerWindow(args.loss_normalization, length, self.accelerator)
+        if plan is None and window is None:
+            return None, None
+        if plan is not None and plan.placement == "full_vocab":
+            _compat.check_full_vocab(self)
+        if args.kl_target is not None:
+            controller = AdaptiveKLController(self.beta, args.kl_target, args.kl_target_horizon)
+        return window, LossTerms(self, plan, window, controller)
+
+    def get_batch_samples(self, *args, **kwargs):
+        batches, num_items = super().get_batch_samples(*args, **kwargs)
+        if self._window is not None:
+            self._window.begin(batches)
+        return batches, num_items
+
+    def _prepare_inputs(self, generation_batch):
+        if self._window is None or not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        return self._window.next(self, generation_batch, super()._prepare_inputs)
+
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        if self._loss_terms is None:
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        return self._loss_terms.log_probs(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
+
+    def _compute_loss(self, model, inputs):
+        if self._loss_terms is None:
+            return super()._compute_loss(model, inputs)
+        return self._loss_terms.loss(super()._compute_loss, model, inputs)
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self._steers_kl and self.args.should_save:
+            folder = os.path.join(
+                self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            )
+            with open(os.path.join(folder, _KL_STATE), "w") as file:
+                json.dump(self._loss_terms.state_dict(), file)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self._steers_kl and checkpoint is not None:
+            path = os.path.join(checkpoint, _KL_STATE)
+            if not os.path.exists(path):
+                raise FileNotFoundError(
+                    f"{checkpoint} has no {_KL_STATE}: it was written without kl_target, so the KL coefficient cannot "
+                    "go on where it was. Resume without kl_target, or start a new run from its weights."
+                )
+            with open(path) as file:
+                self._loss_terms.load_state_dict(json.load(file))
+
+    @property
+    def _steers_kl(self) -> bool:
+        return self._loss_terms is not None and self._loss_terms.controller is not None
 
     def _score_steps(self, inputs, prompts, completions, completion_ids_list) -> StepScores:
         """Splits this rank's completions into steps and scores them with every process reward function."""
@@ -259,6 +337,7 @@ class GRPOPlusTrainer(GRPOTrainer):
         )
 
 
+_KL_STATE = "kl_controller.json"
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids", "prompts", "completions", "steps")
 
 
