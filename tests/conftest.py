@@ -1,7 +1,6 @@
 """Shared test helpers: where the real data lies, and offline mode for everything that would ask a hub."""
 
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).with_name("distributed")))
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
