@@ -48,7 +48,9 @@ def make_model(kind="llama", seed=0):
         "num_key_value_heads": 2,
     }
     if kind == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(n_positions=256, n_embd=32, n_layer=2, n_head=4, **common))
+        model = GPT2LMHeadModel(
+            GPT2Config(n_positions=256, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=False, **common)
+        )
     elif kind == "mistral":
         model = MistralForCausalLM(MistralConfig(max_position_embeddings=256, sliding_window=8, **shape, **common))
     else:
