@@ -257,9 +257,8 @@ class PRMTrainer(Trainer):
         if num_items_in_batch is None:
             loss = loss / (labels != IGNORE).sum().clamp(min=1)
         else:
-            if torch.is_tensor(num_items_in_batch):
-                num_items_in_batch = num_items_in_batch.flatten()[0].to(loss.device)
-            loss = loss / num_items_in_batch
+            count = torch.as_tensor(num_items_in_batch, device=loss.device).flatten()[0]
+            loss = loss / count.clamp(min=1)
             if self.args.average_tokens_across_devices:
                 loss = loss * self.accelerator.num_processes
         return (loss, {"logits": logits}) if return_outputs else loss
