@@ -1,1 +1,58 @@
-"""Math rewards."""
+"""Math rewards and grading for GRPO: usable from plain TRL, without torch, trl or trl_grpo_plus."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+_LAZY = {
+    "FormatReward": "reward_fns.rewards",
+    "GSM8KReward": "reward_fns.rewards",
+    "Grade": "reward_fns.policy",
+    "GradePolicy": "reward_fns.policy",
+    "GoldReport": "reward_fns.golds",
+    "MathReward": "reward_fns.rewards",
+    "OFFICIAL_MODES": "reward_fns.official",
+    "format_reward": "reward_fns.rewards",
+    "grade": "reward_fns.grading",
+    "grade_batch": "reward_fns.grading",
+    "gsm8k_reward": "reward_fns.rewards",
+    "math_reward": "reward_fns.rewards",
+    "step_arithmetic_reward": "reward_fns.step_arithmetic",
+    "validate_golds": "reward_fns.golds",
+}
+
+__all__ = [
+    "OFFICIAL_MODES",
+    "FormatReward",
+    "GSM8KReward",
+    "GoldReport",
+    "Grade",
+    "GradePolicy",
+    "MathReward",
+    "format_reward",
+    "grade",
+    "grade_batch",
+    "gsm8k_reward",
+    "math_reward",
+    "step_arithmetic_reward",
+    "validate_golds",
+]
+
+if TYPE_CHECKING:
+    from reward_fns.golds import GoldReport, validate_golds
+    from reward_fns.grading import grade, grade_batch
+    from reward_fns.official import OFFICIAL_MODES
+    from reward_fns.policy import Grade, GradePolicy
+    from reward_fns.rewards import FormatReward, GSM8KReward, MathReward, format_reward, gsm8k_reward, math_reward
+    from reward_fns.step_arithmetic import step_arithmetic_reward
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*globals(), *_LAZY])

@@ -145,8 +145,12 @@ def main() -> int:
     sys.path[:] = hello["path"]
     sys.dont_write_bytecode = True
     sys.setrecursionlimit(hello["recursion"])
-    for module in hello["preload"]:
-        importlib.import_module(module)
+    try:
+        for module in hello["preload"]:
+            importlib.import_module(module)
+    except ImportError as error:
+        write_frame(result_fd, {"failed": str(error)})
+        return 1
     write_frame(result_fd, {"ready": os.getpid()})
     if not hasattr(os, "fork"):
         _confine(hello["memory"])

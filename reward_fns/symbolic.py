@@ -1,6 +1,8 @@
-"""Worker side: equality of two answers by math-verify and sympy. Import it in a worker only."""
+"""Worker side: equality of two answers by sympy. Import it in a worker only: its input may hang, blow up or run away."""
 
 import logging
+import random
+from fractions import Fraction
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
@@ -12,6 +14,112 @@ _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _LATEX = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_NORMALIZATION)
+
+DIGITS = 60
+# Two values that agree to this many digits at several points are taken as equal.
+AGREEMENT = 45
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+_CALLS = {
+    "sin": sympy.sin,
+    "cos": sympy.cos,
+    "tan": sympy.tan,
+    "cot": sympy.cot,
+    "sec": sympy.sec,
+    "csc": sympy.csc,
+    "arcsin": sympy.asin,
+    "arccos": sympy.acos,
+    "arctan": sympy.atan,
+    "sinh": sympy.sinh,
+    "cosh": sympy.cosh,
+    "tanh": sympy.tanh,
+    "ln": sympy.log,
+    "log": sympy.log,
+}
+
+
+def _build(tree: list):
+    kind, *parts = tree
+    if kind == "n":
+        value = Fraction(parts[0])
+        return sympy.Rational(value.numerator, value.denominator)
+    if kind == "v":
+        return sympy.Symbol(parts[0], real=True)
+    if kind == "c":
+        return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}[parts[0]]
+    if kind == "root":
+        k, inner = parts[0], _build(parts[1])
+        return sympy.real_root(inner, k) if k % 2 else inner ** sympy.Rational(1, k)
+    if kind == "fn":
+        name, *arguments = parts
+        arguments = [_build(argument) for argument in arguments]
+        if name in _CALLS:
+            return _CALLS[name](*arguments)
+        if name in ("sum", "prod", "int"):
+            return _series(name, *arguments)
+        return sympy.Function(name.replace(" ", "_"))(*arguments)
+    a = [_build(part) for part in parts]
+    return {
+        "+": lambda: sympy.Add(*a),
+        "-": lambda: -a[0],
+        "*": lambda: sympy.Mul(*a),
+        "/": lambda: a[0] / a[1],
+        "^": lambda: a[0] ** a[1],
+        "!": lambda: sympy.factorial(a[0]),
+        "binom": lambda: sympy.binomial(*a),
+        "abs": lambda: sympy.Abs(a[0]),
+        "floor": lambda: sympy.floor(a[0]),
+        "ceil": lambda: sympy.ceiling(a[0]),
+        "gcd": lambda: sympy.gcd_list(a),
+        "lcm": lambda: sympy.lcm_list(a),
+        "max": lambda: sympy.Max(*a),
+        "min": lambda: sympy.Min(*a),
+        "mod": lambda: sympy.Mod(*a),
+    }[kind]()
+
+
+def _series(name: str, variable, low, high, body):
+    maker = {"sum": sympy.Sum, "prod": sympy.Product, "int": sympy.Integral}[name]
+    return maker(body, (variable, low, high)).doit()
+
+
+def _agree(gold, answer) -> bool | None:
+    """Whether the two agree at random real points, positive and negative. None when they cannot be evaluated."""
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    generator = random.Random(11)
+    evaluated = 0
+    for trial in range(6 if symbols else 1):
+        sign = 1 if trial % 2 == 0 else -1
+        point = {s: sign * sympy.Rational(generator.randint(1009, 30011), 10007) for s in symbols}
+        values = [side.subs(point).evalf(DIGITS, maxn=400) for side in (gold, answer)]
+        if not all(value.is_number and value.is_finite for value in values):
+            continue
+        scale = max(abs(values[0]), abs(values[1]))
+        if scale < sympy.Float(10) ** -AGREEMENT:
+            # Zero, as far as floating point can tell: that is for simplify.
+            return None
+        if abs(values[0] - values[1]) > scale * sympy.Float(10) ** -AGREEMENT:
+            return False
+        evaluated += 1
+    return True if evaluated >= (2 if symbols else 1) else None
+
+
+def trees_equal(gold_tree: list, answer_tree: list) -> str:
+    """Compares two expression trees of `reward_fns.latex`. Returns "equal" or "different"."""
+    gold, answer = _build(gold_tree), _build(answer_tree)
+    if gold.has(sympy.nan, sympy.zoo) or answer.has(sympy.nan, sympy.zoo):
+        return "different"
+    if gold == answer:
+        return "equal"
+    agree = _agree(gold, answer)
+    if agree is None:
+        agree = bool(sympy.simplify(gold - answer).is_zero)
+    return "equal" if agree else "different"
+
+
+# --- LaTeX -----------------------------------------------------------------------------------------------------------
 
 
 def _read(text: str) -> list:
@@ -27,7 +135,10 @@ def _is_undefined(value) -> bool:
 
 
 def symbolic_equal(gold: str, answer: str) -> str:
-    """Returns "equal", "different", "gold unparseable" or "answer unparseable"."""
+    """Compares two answers in LaTeX by math-verify.
+
+    Returns "equal", "different", "gold unparseable" or "answer unparseable".
+    """
     gold_values = _read(gold)
     if not gold_values:
         return "gold unparseable"

@@ -73,6 +73,7 @@ def register(kind: str, target: str) -> None:
 
 
 register("symbolic_equal", "reward_fns.symbolic:symbolic_equal")
+register("trees_equal", "reward_fns.symbolic:trees_equal")
 
 
 def worker_count() -> int:
@@ -339,6 +340,13 @@ def _step(running: dict, tasks: list, timeout: float, end: float, attempts: list
                 results[index] = ERROR
             continue
         for message in messages:
+            if "failed" in message:
+                del running[worker]
+                _POOL.discard(worker)
+                raise RuntimeError(
+                    f"a grading worker of {sys.executable} cannot start: {message['failed']}. "
+                    "Install what is missing, usually: pip install math-verify"
+                )
             if "ready" in message:
                 worker.ready = True
                 running[worker] = (index, time.monotonic() + timeout + GRACE_SECONDS)
