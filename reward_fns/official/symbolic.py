@@ -2,8 +2,8 @@
 
 Two of the official graders hand model text to sympy's `parse_expr` and `sympify`, which are `eval`. Here the same
 tokens (sympy's own transformations) become a syntax tree that is walked: numbers, names, operators, tuples, sets,
-comparisons and calls of mathematical functions have sympy's meaning; attributes, subscripts, strings, keywords, lambdas
-and calls of anything else are refused, which the graders see as text that cannot be parsed.
+comparisons and calls of mathematical functions have sympy's meaning; attributes, subscripts, strings, keywords and
+calls of anything else are refused, which the graders see as text that cannot be parsed.
 """
 
 import ast
@@ -213,9 +213,9 @@ def deepseek_symbolic_equal(first: str, second: str) -> bool:
 
 def qwen_symbolic_equal(first: str, second: str) -> bool:
     """Qwen2.5-Math, `grader.py:symbolic_equal`: same print, `equals`, `simplify`, same equation, or within 1e-4."""
-    from .latex2sympy import parse_matrix_latex
+    from .latex2sympy import parse as parse_last
 
-    parsers = (parse_latex, parse_python, parse_matrix_latex)
+    parsers = (parse_latex, parse_python, parse_last)
     a, b = (_first_parse(text, parsers, (text.replace("\\\\", "\\"), text)) for text in (first, second))
     return (
         _holds(lambda: str(a) == str(b) or a == b)
