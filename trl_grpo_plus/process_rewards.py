@@ -54,6 +54,13 @@ def process_reward_names(funcs: list[Callable]) -> list[str]:
     return names
 
 
+def move_to_device(funcs: list[Callable], device: torch.device) -> None:
+    """Moves reward models that still lie on the CPU to the trainer's device; one that its user has placed stays there."""
+    for func in funcs:
+        if hasattr(func, "to") and torch.device(getattr(func, "device", device)).type == "cpu":
+            func.to(device)
+
+
 def call_process_reward(func: Callable, name: str, steps: list[list[str]], **columns) -> list[list[float | None]]:
     """Calls one process reward function (sync or async) and checks its result.
 
@@ -136,7 +143,7 @@ def _wait_for(awaitable):
 
 
 class MeanStepReward:
-    """Stands in for the outcome reward when there is none: the mean step score of each completion.
+    """Stands in for the outcome reward when there is none: each completion's mean step score, 0 with no scored step.
 
     It exists because TRL needs a reward function and logs its `reward` curve; its advantage has weight 0. Reads the
     scores that the trainer has just collected.
@@ -147,6 +154,5 @@ class MeanStepReward:
     def __init__(self, read_scores: Callable[[], torch.Tensor]):
         self._read_scores = read_scores
 
-    def __call__(self, completions, **kwargs) -> list[float | None]:
-        means = self._read_scores().nanmean(1).tolist()
-        return [None if math.isnan(mean) else mean for mean in means]
+    def __call__(self, completions, **kwargs) -> list[float]:
+        return self._read_scores().nanmean(1).nan_to_num().tolist()

@@ -23,6 +23,7 @@ from trl_grpo_plus.process_rewards import (
     MeanStepReward,
     ProcessRewardFunc,
     call_process_reward,
+    move_to_device,
     process_reward_names,
     resolve_process_reward_funcs,
 )
@@ -116,6 +117,7 @@ class GRPOPlusTrainer(GRPOTrainer):
             _check_data("train_dataset", train_dataset)
             _check_data("eval_dataset", positional[0] if positional else kwargs.get("eval_dataset"))
         super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        move_to_device(self.process_reward_funcs, self.accelerator.device)
         self._window, self._loss_terms = self._make_loss_terms()
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
