@@ -55,7 +55,7 @@ def process_reward_names(funcs: list[Callable]) -> list[str]:
 
 
 def move_to_device(funcs: list[Callable], device: torch.device) -> None:
-    """Moves reward models that still lie on the CPU to the trainer's device; one that its user has placed stays there."""
+    """Moves reward models that still lie on the CPU to the trainer's device; one placed elsewhere stays there."""
     for func in funcs:
         if hasattr(func, "to") and torch.device(getattr(func, "device", device)).type == "cpu":
             func.to(device)
