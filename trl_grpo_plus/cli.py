@@ -6,6 +6,9 @@ import sys
 # name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("trl_grpo_plus.train_command", "train a policy from a YAML file"),
+    "label": ("trl_grpo_plus.reward_models.label_command", "label steps by roll-outs, without humans"),
+    "train-prm": ("trl_grpo_plus.reward_models.train_prm_command", "train a process reward model from a YAML file"),
+    "score": ("trl_grpo_plus.reward_models.score_command", "score the steps of completions"),
 }
 
 

@@ -167,9 +167,9 @@ class ProcessRewardModel:
         if prm_format.head == "tokens":
             model = AutoModelForCausalLM.from_pretrained(base_path, **load)
         elif format == "qwen":
-            model = BodyWithHead.from_pretrained(base_path, "score.", **load)
+            model = BodyWithHead.from_pretrained(base_path, ("score.0", "score.2"), **load)
         elif prm_format.head == "value":
-            model = BodyWithHead.from_pretrained(base_path, "v_head.summary.", **load)
+            model = BodyWithHead.from_pretrained(base_path, ("v_head.summary",), **load)
         else:
             labels = {"num_labels": 2} if adapter else {}
             model = AutoModelForTokenClassification.from_pretrained(base_path, **labels, **load)
@@ -364,27 +364,28 @@ class BodyWithHead(nn.Module):
         self.config = body.config
 
     @classmethod
-    def from_pretrained(cls, path: str, prefix: str, **kwargs: Any) -> Self:
-        """Loads the body with `AutoModel` and the tensors under `prefix` as the head.
+    def from_pretrained(cls, path: str, layers: Sequence[str], **kwargs: Any) -> Self:
+        """Loads the body with `AutoModel` and the head from the tensors of its linear layers.
+
+        Args:
+            path: Directory or hub id.
+            layers: Names of the head's linear layers in the checkpoint, first to last.
+            kwargs: Arguments of the body's `from_pretrained`.
 
         Raises:
             ValueError: the checkpoint has no such tensors.
         """
         body = AutoModel.from_pretrained(path, **kwargs)
-        tensors = read_tensors(path, prefix, kwargs.get("revision"))
-        numbers = sorted({name.rpartition(".")[0] for name in tensors})
-        if f"{numbers[0]}.weight".lstrip(".") not in tensors:
-            raise ValueError(f"{path}: the head {prefix!r} has the tensors {sorted(tensors)}, none of them a weight.")
-        layers: list[nn.Module] = []
-        for number in numbers:
-            weight = tensors[f"{number}.weight".lstrip(".")]
-            bias = tensors.get(f"{number}.bias".lstrip("."))
+        head: list[nn.Module] = []
+        for name in layers:
+            tensors = read_tensors(path, f"{name}.", kwargs.get("revision"))
+            weight, bias = tensors["weight"], tensors.get("bias")
             linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
             linear.weight.data.copy_(weight)
             if bias is not None:
                 linear.bias.data.copy_(bias)
-            layers += [nn.ReLU(), linear] if layers else [linear]
-        return cls(body, nn.Sequential(*layers).to(body.device, body.dtype))
+            head += [nn.ReLU(), linear] if head else [linear]
+        return cls(body, nn.Sequential(*head).to(body.device, body.dtype))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
         hidden = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
