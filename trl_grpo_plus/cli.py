@@ -9,6 +9,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "label": ("trl_grpo_plus.reward_models.label_command", "label steps by roll-outs, without humans"),
     "train-prm": ("trl_grpo_plus.reward_models.train_prm_command", "train a process reward model from a YAML file"),
     "score": ("trl_grpo_plus.reward_models.score_command", "score the steps of completions"),
+    "iterate": ("trl_grpo_plus.iterative.command", "iterative GRPO: retrain the reward model as the policy moves"),
+    "eval": ("trl_grpo_plus.evaluation.command", "pass@1, maj@k and pass@k on GSM8K, MATH or your own problems"),
+    "compare": ("trl_grpo_plus.evaluation.compare_command", "paired comparison of evaluated models"),
+    "report": ("trl_grpo_plus.evaluation.report_command", "curves and completions of a training run"),
 }
 
 

@@ -241,7 +241,7 @@ def keep_file_verdicts(records: Sequence[Record]) -> None:
             correct=correct,
             extracted=record["file_extracted"],
             gold_read=record["gold"],
-            method="file",
+            method="samples file",
             reason="correct" if correct else ("no answer" if record["file_extracted"] in (None, "") else "wrong"),
         )
 
@@ -312,7 +312,6 @@ def summarize(
     if any(k < 1 or k > n for k in ks):
         raise DatasetError(f"every k must be between 1 and {n}, the fewest samples of a problem; got {list(ks)}")
     single_greedy = n == 1 and all(r["greedy"] for g in groups.values() for r in g)
-    notes: list[str] = []
     for problem_id, group in groups.items():
         correct = [float(r["correct"]) for r in group]
         values = per_problem[problem_id]
@@ -337,10 +336,11 @@ def summarize(
                         clusters, correct, scores, k, transform, seed
                     )
     table: dict[str, Any] = {}
+    partial: dict[int, list[str]] = {}
     for name in dict.fromkeys(key for values in per_problem.values() for key in values):
         column = [values[name] for values in per_problem.values() if name in values]
         if len(column) < len(per_problem):
-            notes.append(f"{name} covers {len(column)} of {len(per_problem)} problems")
+            partial.setdefault(len(column), []).append(name)
         bounds = metrics.interval(column, confidence, seed)
         table[name] = {
             "value": float(np.mean(column)),
@@ -349,6 +349,10 @@ def summarize(
             "method": bounds.method,
             "problems": len(column),
         }
+    notes = [
+        f"{', '.join(names)}: {count} of {len(per_problem)} problems, the others lack scores or samples"
+        for count, names in partial.items()
+    ]
     first = {r["problem_id"]: r for r in usable}
     main = main_metric(table)
     summary = {
