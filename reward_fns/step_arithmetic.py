@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -31,6 +31,7 @@ MAX_DIGITS = 40  # in one number
 MAX_EXPONENT = 64
 MAX_BITS = 4096  # of a numerator or denominator
 MAX_DEPTH = 32  # of parentheses
+MAX_BRACES = 6  # of LaTeX commands inside each other
 MAX_TOKENS = 160  # of one side of an equality
 MAX_STARTS = 32  # places at which a left side is tried
 
@@ -62,11 +63,11 @@ def find_equalities(text: str) -> list[Equality]:
     """Returns every equality in the step, calculator marks first, then the text in order."""
     found = []
     for mark in _MARK.finditer(text):
-        found += _equalities_of(_tokenize(_normalize(mark.group(1))), isolated=True)
+        found += _equalities_of(_tokenize(_normalize(mark.group(1))))
     plain = _normalize(_MARK.sub(lambda mark: " " if _joins_digits(mark) else "", text))
     for line in plain.split("\n"):
         if "=" in line or "equals" in line.lower():
-            found += _equalities_of(_tokenize(_strip_label(line)), isolated=False)
+            found += _equalities_of(_tokenize(_strip_label(line)))
     return found
 
 
@@ -156,9 +157,10 @@ def step_arithmetic_reward(
 # --- Text to tokens ---
 
 _MARK = re.compile(r"<<([^<>\n]{1,400})>>")
-_LABEL = re.compile(r"^\s*(?:[-*•+]\s+)?(?:\**(?:step|part)\s*\d+\s*\**\s*[:.)-]\**|\(?\d{1,2}[.):](?=\s))\s*", re.I)
+_BULLET = re.compile(r"^\s*[*•+]\s+")  # a dash may also be a sign
+_LABEL = re.compile(r"^\s*(?:-\s+)?(?:\**(?:step|part)\s*\d+\s*\**\s*[:.)-]\**|\(?\d{1,2}[.):](?=\s))\s*", re.I)
 _LATEX_SPACE = re.compile(r"\\(?:[,;:! ]|quad\b|qquad\b|left\b|right\b|displaystyle\b|[()\[\]])|[&~]|\\?\{,\}(?!\d)")
-_LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|boxed|operatorname)\s*(?=\{)")
+_LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|boxed|operatorname)\s*\{([^{}]*)\}")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _LATEX_SIGNS = (
     ("\\times", "×"),
@@ -188,14 +190,14 @@ _SIGNS = str.maketrans(
 
 
 def _normalize(text: str) -> str:
-    if "\\" in text:
+    if "\\" in text or "{" in text:
         for command, sign in _LATEX_SIGNS:
             text = text.replace(command, sign)
-        for _ in range(4):
-            text, count = _LATEX_FRACTION.subn(r"((\1)/(\2))", text)
-            if not count:
+        for _ in range(MAX_BRACES):
+            text, fractions = _LATEX_FRACTION.subn(r"((\1)/(\2))", text)
+            text, wrappers = _LATEX_TEXT.subn(r" \1 ", text)
+            if not fractions + wrappers:
                 break
-        text = _LATEX_TEXT.sub(" ", text)
         text = text.replace("\\\\", "\n")
         text = _LATEX_SPACE.sub(" ", text)
     return text.translate(_SIGNS).replace("{", "(").replace("}", ")")
@@ -207,7 +209,7 @@ def _joins_digits(mark: re.Match) -> bool:
 
 
 def _strip_label(line: str) -> str:
-    return _LABEL.sub("", line, count=1)
+    return _LABEL.sub("", _BULLET.sub("", line, count=1), count=1)
 
 
 @dataclass
@@ -219,7 +221,7 @@ class _Token:
     percent: bool = False
     dollars: bool = False
     glued: bool = False  # no space before
-    spelled: bool = False  # an operator written as a word
+    spelled: str = ""  # the word, for an operator written as one
 
 
 _TOKEN = re.compile(
@@ -389,11 +391,11 @@ def _word(line: str, match: re.Match, tokens: list[_Token], glued: bool) -> int:
         text, position = text[0], match.start() + 1
     operand = _OPERAND_AHEAD.match(line, position) or (not glued and _SIGNED_OPERAND_AHEAD.match(line, position))
     if after_operand and operand and text.lower() in _WORD_OPERATORS:
-        tokens.append(_Token("op", _WORD_OPERATORS[text.lower()], spelled=len(text) > 1))
+        tokens.append(_Token("op", _WORD_OPERATORS[text.lower()], spelled=text if len(text) > 1 else ""))
         return position
     by = _BY.match(line, position) if text.lower() in _BY_OPERATORS else None
     if by and after_operand and _OPERAND_AHEAD.match(line, by.end()):
-        tokens.append(_Token("op", _BY_OPERATORS[text.lower()], spelled=True))
+        tokens.append(_Token("op", _BY_OPERATORS[text.lower()], spelled=text))
         return by.end()
     if text.lower() == "percent" and last is not None and last.kind == "number" and not last.percent:
         _make_percent(last)
@@ -401,7 +403,7 @@ def _word(line: str, match: re.Match, tokens: list[_Token], glued: bool) -> int:
     if text.lower() == "of" and last is not None and _is_share(tokens):
         words = _OF_WORDS.match(line, position)
         if words:
-            tokens.append(_Token("op", "*", spelled=True))
+            tokens.append(_Token("op", "*", spelled="of"))
             return words.end()
     if text.lower() == "equals":
         tokens.append(_Token("=", text))
@@ -595,6 +597,9 @@ class _Parser:
         if unit and unit.kind == "words":
             self.position += 1
             node.unit, node.unit_glued = unit.text, unit.glued
+            power = self.peek(1)
+            if self.at("^") and power and power.text in ("2", "3", "²", "³"):  # "15 cm^2"
+                self.position += 2
         return node
 
 
@@ -605,12 +610,14 @@ class _Side:
     Attributes:
         node: the longest expression there.
         others: other readings of the same words, which may make the equality true but never false.
+        cuts: readings of less than the whole, which may only put it in doubt.
         doubt: why the result is not to be trusted where the sides differ.
     """
 
     node: _Node
     text: str
     others: list[_Node]
+    cuts: list[_Node] = field(default_factory=list)
     doubt: str = ""
     preceded: bool = False  # words stand before it in the same clause
     remainder: bool = False  # the text after it speaks of a remainder
@@ -633,8 +640,11 @@ def _with_fractions(tokens: list[_Token]) -> list[_Node | None]:
     return [_whole(tokens, fractions="tight"), _whole(tokens, fractions="any")]
 
 
-def _left_side(tokens: list[_Token], isolated: bool) -> _Side | str:
-    """Reads the longest expression that ends where the tokens end; returns why there is none."""
+def _left_side(tokens: list[_Token], first: bool) -> _Side | str:
+    """Reads the longest expression that ends where the tokens end; returns why there is none.
+
+    `first` is False where the tokens begin with the right side of another equality.
+    """
     tokens = tokens[-MAX_TOKENS:]
     begin = max((i + 1 for i, token in enumerate(tokens) if token.kind in ("break", "unknown")), default=0)
     tried = 0
@@ -654,14 +664,16 @@ def _left_side(tokens: list[_Token], isolated: bool) -> _Side | str:
             return problem
         others = _with_fractions(tokens[start:])
         # "10% of the $400 + $1580 = $1980" states the sum.
-        others += [_whole(tokens[k + 1 :]) for k in range(start, len(tokens)) if tokens[k].spelled]
-        if negative and start == 0 and not isolated:
-            others.append(_whole(tokens[1:]))  # a dash may begin a list item
+        sums = [_whole(tokens[k + 1 :]) for k in range(start, len(tokens)) if tokens[k].spelled == "of"]
+        others += [other for other in sums if other and other.op != "number"]
+        if negative and not tokens[start + 1].glued:
+            others.append(_whole(tokens[start + 1 :]))  # a dash may begin a list item
         side = _Side(node, _text_of(tokens[start:]), [other for other in others if other])
         side.doubt = _doubt_in(tokens[start:])
         if before is not None and before.kind == "words":
             side.preceded = True
             counted = start > 1 and tokens[start - 2].kind in ("number", ")") and _COUNTED.search(before.text)
+            counted = counted and (first or not before.text.endswith("and"))  # "3 + 4 = 7 and 7 * 2 = 14"
             if counted or _CHANGES_MEANING.search(before.text):
                 side.doubt = "the words before it may change its meaning"
         if before is not None and before.text == "," and start > 1 and tokens[start - 2].kind == "number":
@@ -690,8 +702,11 @@ def _context_problem(tokens: list[_Token], start: int) -> str:
     return ""
 
 
-def _right_side(tokens: list[_Token]) -> _Side | str:
-    """Reads the longest expression that begins where the tokens begin; returns why there is none."""
+def _right_side(tokens: list[_Token], last: bool) -> _Side | str:
+    """Reads the longest expression that begins where the tokens begin; returns why there is none.
+
+    `last` is False where the tokens end with the left side of another equality.
+    """
     tokens = tokens[:MAX_TOKENS]
     parser = _Parser(tokens)
     try:
@@ -702,15 +717,18 @@ def _right_side(tokens: list[_Token]) -> _Side | str:
     following, after = parser.peek(), parser.peek(1)
     others = _with_fractions(tokens[:end])
     # "3/3 - 2/3 = 1/3 of $150" states the fraction.
-    others += [_whole(tokens[:k]) for k in range(end) if tokens[k].spelled]
+    others += [_whole(tokens[:k]) for k in range(end) if tokens[k].spelled == "of"]
     side = _Side(node, _text_of(tokens[:end]), [other for other in others if other])
+    # "100/5 = 20 times 2 people came" counts times, and "8*45 = 360 divided by 5 is 72" goes on.
+    cuts = [_whole(tokens[:k]) for k in range(end) if tokens[k].spelled not in ("", "of")]
+    side.cuts = [cut for cut in cuts if cut]
     side.doubt = _doubt_in(tokens[:end])
     side.remainder = any("remain" in token.text or "left" in token.text for token in tokens if token.kind == "words")
     if following is None:
         return side
     if following.kind in ("op", "unknown"):
         return "an operand is not a number"
-    if following.kind in ("number", "("):
+    if following.kind in ("number", "(") and (last or not tokens[end - 1].text.endswith("and")):
         side.doubt = "another number follows"
     if following.text == "-dash":
         side.doubt = "a dash may be a minus sign"
@@ -724,7 +742,7 @@ def _text_of(tokens: list[_Token]) -> str:
 
 
 _CHANGES_MEANING = re.compile(
-    r"(?:\b(?:twice|thrice|doubled?|triple|quadruple|half|halve|quarter|squared?|cubed?|root|than|and|by|least|most|"
+    r"(?:\b(?:twice|thrice|doubled?|triple|quadruple|half|halve|quarter|squared?|cubed?|root|than|by|least|most|"
     r"every|each|another|per|dozen|negative|minus|plus|times|as|over|from|into|to|or|between|about|around|nearly|"
     r"almost|approximately|roughly|no|numbers?|(?:day|week|month|year|hour|minute|question|problem|step|option|case|"
     r"box|group|stage|round|level|room|grade|chapter|page|equation|eq|line|part|example|figure|table)s?)"
@@ -733,7 +751,7 @@ _CHANGES_MEANING = re.compile(
     r"(?:\s+(?:the|a|an|his|her|their|its|all))?$",
     re.I,
 )
-_COUNTED = re.compile(r"\b(?:of|in|at|for|with|on|a|to|the)$", re.I)  # "8 packs of 5 bags * $4"
+_COUNTED = re.compile(r"\b(?:and|of|in|at|for|with|on|a|to|the)$", re.I)  # "8 packs of 5 bags * $4"
 _LESS = re.compile(
     r"\b(?:less|fewer|lower|below|behind|short|shorter|loss|lost|decrease|drop|debt|younger|under)\b", re.I
 )
@@ -765,7 +783,7 @@ def _doubt_in(tokens: list[_Token]) -> str:
 # --- Expressions to verdicts ---
 
 
-def _equalities_of(tokens: list[_Token], isolated: bool) -> list[Equality]:
+def _equalities_of(tokens: list[_Token]) -> list[Equality]:
     """Judges each `=` of a line between the expression that ends before it and the one that begins after it."""
     segments: list[list[_Token]] = [[]]
     relations: list[str] = []
@@ -779,7 +797,8 @@ def _equalities_of(tokens: list[_Token], isolated: bool) -> list[Equality]:
     for index, relation in enumerate(relations):
         if relation != "=":
             continue
-        left, right = _left_side(segments[index], isolated), _right_side(segments[index + 1])
+        left = _left_side(segments[index], first=index == 0)
+        right = _right_side(segments[index + 1], last=index + 2 == len(segments))
         if isinstance(left, str) or isinstance(right, str):
             problem = left if isinstance(left, str) else right
             found.append(Equality(_text_of(segments[index][-12:]), _text_of(segments[index + 1][:12]), None, problem))
@@ -801,6 +820,8 @@ def _judge(left: _Side, right: _Side) -> tuple[bool | None, str]:
             return True, "equal but for the remainder"
         if any(_agree(left.node, right.node, scale) for scale in _unit_scales(numbers)):
             return True, "equal after converting units"
+        if any(_agree(left.node, node) for node in right.cuts):
+            return None, "a word may be no operator"
     except ZeroDivisionError:
         return False, "division by zero"
     except _Unreadable:
@@ -905,11 +926,7 @@ def _doubt_about(left: _Side, right: _Side) -> str:
         return "different things are set equal"
     if a is not None and not a.token.percent and all(number.token.percent for number in right.node.numbers()):
         return "a number is set equal to a percentage"
-    if (
-        b is not None
-        and _LESS.search(b.unit)
-        and _evaluate(left.node, _ONE, _NO_SCALE) == -_evaluate(right.node, _ONE, _NO_SCALE)
-    ):
+    if b is not None and _LESS.search(b.unit) and _agree(_Node("neg", operands=(left.node,)), right.node):
         return "the sign is in the words"
     if _mixes_percent(left.node) or _mixes_percent(right.node):
         return "a percentage is added to a number"
@@ -984,6 +1001,8 @@ def _factor(number: _Node, scale: dict[str, Fraction]) -> Fraction:
 def _unit_scales(numbers: list[_Node]) -> list[dict[str, Fraction]]:
     """Returns the tables of conversion factors in which the numbers' units differ."""
     nouns = {_noun(number) for number in numbers}
+    if any("" in table and noun in table and noun for table in _UNIT_TABLE.values() for noun in nouns):
+        nouns.add("")  # "2 dozen = 24 eggs": what is counted has the factor 1
     return [
         {noun: Fraction(factor) for noun, factor in table.items()}
         for table in _UNIT_TABLE.values()
