@@ -47,6 +47,7 @@ class Answer:
     closer: str = ""
     unit: str = ""
     percent: bool = False
+    doubtful: bool = False  # the unit is one letter, which could be a variable: it needs a unit on the other side
     value: tuple = ()
     name: str = ""  # left side of an assignment
     alternatives: list["Answer"] = field(default_factory=list)
@@ -280,8 +281,17 @@ _MARKED_UNIT = re.compile(
 _PLAIN_UNIT = re.compile(
     r"(?<=[\d)}])\s*((?<=[\s\d)}])[A-Za-z][A-Za-z.]*(?:[\s/]+[A-Za-z][A-Za-z.]*){0,4}(?:\s*\^\s*\{?[23]\}?)?)$"
 )
+# Words in other scripts right after a number.
+_FOREIGN_UNIT = re.compile(
+    r"(?<=[\d}])\s*[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,8}$"
+)
 _DEGREE = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:[CF](?![A-Za-z]))?$")
 _CURRENCY = re.compile(r"(?:\\?\$|\\?[€£¥₹₽₩]|\\text(?:dollar|euro)|(?:US|USD|EUR|Rs\.?)\s*(?=\\?\$|\d))\s*")
+
+
+_MODULUS = re.compile(
+    r"\s*(?:\\pmod\s*(?:\{\s*(\w+)\s*\}|(?=\w))|\(\s*(?:\\bmod|\\mod|\x02?mod\x03?)\s*(?=\w+\s*\)$))(\w+)?\s*\)?$"
+)
 
 
 def _strip_unit(text: str) -> tuple[str, str, bool]:
@@ -289,6 +299,9 @@ def _strip_unit(text: str) -> tuple[str, str, bool]:
     match = _PERCENT.search(text)
     if match and match.start() > 0:
         return text[: match.start()].strip(), "", True
+    match = _MODULUS.search(text)
+    if match and match.start() > 0:
+        return text[: match.start()].strip(), f"mod {match[1] or match[2]}", False
     unit = ""
     match = _CURRENCY.match(text) or re.match(r"-\s*(?=\\?\$)", text)
     if match and text[match.end() :].strip():
@@ -301,6 +314,9 @@ def _strip_unit(text: str) -> tuple[str, str, bool]:
     match = re.search(r"(?<=[\d}])\s*\\?([€£¥₹$])$", text)
     if match:
         return text[: match.start()].strip(), _currency_name(match[1]), False
+    match = _FOREIGN_UNIT.search(text)
+    if match:
+        return text[: match.start()].strip(), "", False
     match = _MARKED_UNIT.search(text)
     if match and match.start() > 0:
         words = re.sub(f"[{TEXT_OPEN}{TEXT_CLOSE}]", " ", match[1])
@@ -339,6 +355,10 @@ def _is_plain_unit(words: str) -> bool:
     parts = re.findall(r"[A-Za-z]+", words)
     if any(part.lower() in _NOT_UNITS for part in parts) or "log" in parts or "sin" in parts:
         return False
+    if re.fullmatch(
+        r"(?:[kcm]?m|ft|mi|miles?|meters?|feet)\s*/\s*(?:s|h|hr|sec|min|hour|second)s?", words.split("^")[0].strip()
+    ):
+        return True
     first = parts[0].lower()
     if _singular(first) in _UNIT_WORDS or first in _UNIT_WORDS:
         return True
@@ -365,8 +385,7 @@ _DATES = [
 ]
 _WEEKDAY = re.compile(r"(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+")
 _TIME = re.compile(
-    r"(?P<h>\d{1,2})(?:\s*:\s*(?P<m>\d{2}))?(?:\s*:\s*(?P<s>\d{2}))?\s*(?P<half>[ap])?\.?\s*(?:m\.?)?\s*"
-    r"(?:o'?clock)?(?P<noon>noon|midnight)?"
+    r"(?P<h>\d{1,2})(?:\s*:\s*(?P<m>\d{2}))?(?:\s*:\s*(?P<s>\d{2}))?\s*(?:(?P<half>[ap])\s?\.?\s?m\.?)?\s*(?:o'?clock)?"
 )
 _NUMBER_WORDS = {
     word: i
@@ -485,7 +504,7 @@ def _number(text: str, unit: str = "", percent: bool = False) -> Answer:
 _BASE = re.compile(
     r"\(?\s*(?P<digits>(?:[0-9A-Z]|\x02[0-9A-Za-z]+\x03|[ ,](?=[0-9A-Z]))+)\s*\)?\s*"
     r"(?:_\s*\{?\s*(?P<base>\d{1,2}|\x02\s*[a-z]+\s*\x03)\s*\}?"
-    r"|[\x02\s]*(?:\(?\s*(?:in\s+)?base[\s-]*)(?P<word>\d{1,2}|[a-z]+)\)?\s*\x03?)"
+    r"|[\x02\s]*(?:\(?\s*(?:in\s+)?base[\s\x03-]*)(?P<word>\d{1,2}|[a-z]+)\)?\s*\x03?)"
 )
 _SIGNS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 _ENVIRONMENT = re.compile(
@@ -508,7 +527,7 @@ def read_answer(text: str) -> Answer:
 
 
 def _unwrapped(text: str) -> str:
-    """Without math delimiters, an outer box, bold marks, quotes, final punctuation and unbalanced braces around all."""
+    """Without math delimiters, an outer box, bold marks, quotes and final punctuation."""
     while True:
         before = text
         text = text.strip().strip('"').strip()
@@ -558,7 +577,8 @@ def _read(text: str, depth: int) -> Answer:
     found = _read_base(text)
     if found:
         return found
-    return _read_math(text, depth)
+    large = _LARGE.fullmatch(text)
+    return _read_math(_spelled_out(large) if large else text, depth)
 
 
 def _reals() -> Answer:
@@ -604,8 +624,7 @@ def _read_words(words: str, depth: int) -> Answer:
 
 
 def _word_key(words: str) -> str:
-    key = re.sub(r"[^a-z0-9]+", "", words.lower())
-    key = re.sub(r"^(?:the|a|an)(?=[a-z]{4})", "", key) if words.lower().startswith(("the ", "a ", "an ")) else key
+    key = re.sub(r"[^a-z0-9]+", "", re.sub(r"^\s*(?:the|an|a)\s+(?=[a-z]{2})", "", words.lower()))
     return _SYNONYMS.get(key, key)
 
 
@@ -629,11 +648,35 @@ _CONNECTOR = re.compile(
 )
 
 
+_FRENCH = re.compile(r"([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])")
+_LARGE = re.compile(
+    r"(\\?\$\s*)?(-?\d{1,15}(?:\.\d{1,15})?)\s*[\x02\s]*(thousand|million|billion|trillion)(?![a-z])\s*(.*)",
+    re.IGNORECASE,
+)
+_LARGE_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def _spelled_out(match: re.Match) -> str:
+    """`1.5 million` as 1500000."""
+    whole, _, decimals = match[2].partition(".")
+    power = _LARGE_POWERS[match[3].lower()]
+    number = whole + decimals.ljust(power, "0")[:power]
+    if len(decimals) > power:
+        number += "." + decimals[power:]
+    rest = match[4].replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "").strip()
+    return (match[1] or "") + number + (f"{TEXT_OPEN}{rest}{TEXT_CLOSE}" if rest else "")
+
+
 def _read_math(text: str, depth: int) -> Answer:
     # `12 $ and $13`: delimiters inside an answer.
     if "$" in text:
         text = re.sub(r"(?<!\\)\$(?=\s*(?:,|and|or|\x02|$))|(?<=,|d|r|\x03)(\s*)(?<!\\)\$", " ", text).strip()
-    text = re.sub(r"\\\(|\\\)|\\\[|\\\]", " ", text).strip()
+    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text).strip()
+    french = _FRENCH.fullmatch(text)
+    if french and (french[1] == "]" or french[4] == "["):
+        ends = tuple(_read(part, depth + 1) for part in (french[2], french[3]))
+        opener, closer = ("(" if french[1] == "]" else "["), (")" if french[4] == "[" else "]")
+        return Answer("tuple", text, items=ends, opener=opener, closer=closer)
     text = _CONNECTOR.sub(" , ", text)
     text = re.sub(r",(?:\s*,)+", ",", text).strip().strip(",;").strip()
     arrow = re.split(r"\\to(?![a-zA-Z])", text)
@@ -807,6 +850,9 @@ def _has_variable(form: tuple) -> bool:
     return any(atom[0] in ("v", "f") for poly in form for monomial in poly for atom, _ in monomial)
 
 
+_ONE_LETTER_UNIT = re.compile(r"([\d./]+|\\frac\{\d+\}\{\d+\})\s*((?:m|g|s|h|l|L)(?:\s*\^\s*\{?[23]\}?)?)")
+
+
 def _read_value(text: str, depth: int) -> Answer:
     """Anything without a relation or list at the top."""
     if depth > 12:
@@ -836,10 +882,6 @@ def _read_value(text: str, depth: int) -> Answer:
             inner = _read(inside, depth + 1)
             if inner.kind != "number":
                 return inner
-    french = re.fullmatch(r"\]([^\[\]]+)[,;]([^\[\]]+)\[", text) or re.fullmatch(r"\]([^\[\]]+)[,;]([^\[\]]+)\]", text)
-    if french:
-        closer = ")" if text.endswith("[") else "]"
-        return Answer("tuple", text, items=(_read(french[1], 9), _read(french[2], 9)), opener="(", closer=closer)
     signs = _SIGNS.findall(text)
     if signs and len(signs) <= 3:
         variants = _plus_minus(text)
@@ -861,6 +903,12 @@ def _read_value(text: str, depth: int) -> Answer:
     base = _read_base(text)
     if base:
         return base
+    letter = _ONE_LETTER_UNIT.fullmatch(text)
+    if letter:
+        answer = _number(text)
+        unit = _unit_name(letter[2])
+        answer.alternatives.append(Answer("number", letter[1], unit=unit, doubtful=True))
+        return answer
     if TEXT_OPEN in text:
         words = _plain_words(text)
         return Answer("word", text, value=(_word_key(words),))

@@ -260,11 +260,32 @@ def clean(text: str) -> str:
         text = _DROPPED.sub("", text)
         text = _SPACES.sub(" ", text)
         text = _FRACTIONS.sub(r"\\frac", text)
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
         text = _COMMAND.sub(_rename, text)
         text = _expand_text(text)
+    if "**" in text and not text.startswith("**"):
+        text = re.sub(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])", "^", text)
     text = text.replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ").replace("=<", "\\le ")
+    if "." in text:
+        text = _REPEATING.sub(_repeating, text)
     text = text.replace(_ROW, "\\\\" if "\\begin" in text else " ")
     return re.sub(r"\s+", " ", text).strip()
+
+
+_CHOOSE = re.compile(r"\{([^{}]{1,40}?)\\choose\s*([^{}]{1,40})\}")
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\overline\s*\{(\d+)\}|\\(?:dot|bar)\s*\{?(\d)\}?|\((\d+)\)(?=\s*$))"
+)
+
+
+def _repeating(match: re.Match) -> str:
+    """`0.1\\overline{6}` as a fraction."""
+    period = match[3] or match[4] or match[5]
+    if len(match[1]) + len(match[2]) + len(period) > 40:
+        return match[0]
+    fixed = match[1] + match[2] or "0"
+    top = int(fixed + period) - int(fixed)
+    return f"\\frac{{{top}}}{{{(10 ** len(period) - 1) * 10 ** len(match[2])}}}"
 
 
 def _unsized(match: re.Match) -> str:

@@ -58,7 +58,8 @@ def _compare(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
     if answer.kind in ("list", "set") and gold.kind == "number":
         return _singleton(gold, answer, policy, gold_is_list=False)
     if "matrix" in (gold.kind, answer.kind) and "number" in (gold.kind, answer.kind):
-        return None
+        number = gold if gold.kind == "number" else answer
+        return None if "\\begin" in number.text and len(number.text) < 400 else False
     return False
 
 
@@ -87,12 +88,16 @@ def _numbers(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
 
 def _unit_scale(gold: Answer, answer: Answer, policy: GradePolicy) -> Fraction | None:
     """The factor that brings the answer to the gold's unit; None when the units do not go together."""
+    if (gold.doubtful and not answer.unit) or (answer.doubtful and not gold.unit):
+        return None
     if policy.units == "ignored" or gold.unit == answer.unit:
         return Fraction(1)
     if policy.units == "required" and gold.unit and not answer.unit:
         return None
     if not gold.unit or not answer.unit:
         return Fraction(1)
+    if gold.unit.startswith("mod ") or answer.unit.startswith("mod "):
+        return None
     of_gold, of_answer = unit_scale(gold.unit), unit_scale(answer.unit)
     if of_gold and of_answer:
         return of_answer[1] / of_gold[1] if of_gold[0] == of_answer[0] else None
@@ -165,7 +170,7 @@ def _no_rounding(gold: Answer, answer: Answer, policy: GradePolicy) -> bool:
 def _looks_mathematical(answer: Answer) -> bool:
     """Whether sympy could make anything of it."""
     text = answer.text
-    if TEXT_OPEN in text or len(text) < 1:
+    if TEXT_OPEN in text or len(text) < 1 or not text.isascii():
         return False
     plain = re.sub(r"\\[a-zA-Z]+|_\{[^{}]*\}", " ", text)
     return not re.search(r"[A-Za-z]{5,}", plain)
@@ -198,9 +203,8 @@ def _approximations(gold: Answer, answer: Answer, gold_form, answer_form, policy
         if answer.significant >= 15 or gold.significant >= 15:
             return _float_noise(exact_gold, exact_answer, answer if answer.significant >= 15 else gold)
         return None
-    if gold.decimals and answer.decimals is None and None not in (exact_answer, exact_gold):
-        if gold.significant >= 4:
-            return True if abs(exact_gold - exact_answer) * 2 <= Fraction(1, 10**gold.decimals) else None
+    if gold.decimals and answer.decimals is None and None not in (exact_answer, exact_gold) and gold.significant >= 4:
+        return True if abs(exact_gold - exact_answer) * 2 <= Fraction(1, 10**gold.decimals) else None
     return None
 
 
@@ -354,9 +358,14 @@ def _flat(answer: Answer) -> list[Answer]:
 
 
 def _distinct(items: list[Answer], policy: GradePolicy) -> list[Answer]:
+    """Without the items that repeat an earlier one's value."""
     out: list[Answer] = []
     for item in items:
-        if not any(item.kind == other.kind and item.key == other.key for other in out):
+        if not any(
+            (item.kind == other.kind and item.key == other.key and item.unit == other.unit)
+            or (item.kind == other.kind == "number" and compare(other, item, policy) is True)
+            for other in out
+        ):
             out.append(item)
     return out
 
@@ -373,35 +382,21 @@ def _ordered(gold: list[Answer], answer: list[Answer], policy: GradePolicy) -> b
 
 
 def _unordered(gold: list[Answer], answer: list[Answer], policy: GradePolicy) -> bool | None:
-    """Equal up to order. Each item is matched once; equality is transitive, so the first match does."""
+    """Equal as sets. Equality is transitive, so that the first match of an item is as good as any."""
     gold, answer = _distinct(gold, policy), _distinct(answer, policy)
     if len(gold) != len(answer):
-        return _unordered_by_value(gold, answer, policy)
-    left = list(answer)
-    open_items = 0
-    for g in gold:
-        for i, a in enumerate(left):
-            if compare(g, a, policy) is True:
-                del left[i]
-                break
-        else:
-            verdicts = [compare(g, a, policy) for a in left]
-            if None not in verdicts:
-                return False
-            open_items += 1
-    return True if not open_items else None
-
-
-def _unordered_by_value(gold: list[Answer], answer: list[Answer], policy: GradePolicy) -> bool | None:
-    """Other counts: the same only when one writes a value twice (1, 2/2, 3)."""
-    more, fewer = (gold, answer) if len(gold) > len(answer) else (answer, gold)
-    unique: list[Answer] = []
-    for item in more:
-        if not any(compare(item, other, policy) is True for other in unique):
-            unique.append(item)
-    if len(unique) != len(fewer) or len(unique) == len(more):
         return False
-    return _unordered(unique, fewer, policy) if more is gold else _unordered(fewer, unique, policy)
+    left = list(answer)
+    unclear = False
+    for g in gold:
+        verdicts = [compare(g, a, policy) for a in left]
+        if True in verdicts:
+            del left[verdicts.index(True)]
+        elif None in verdicts:
+            unclear = True
+        else:
+            return False
+    return None if unclear else True
 
 
 def _matrix_rows(answer: Answer) -> list[list[Answer]]:

@@ -25,10 +25,10 @@ __all__ = ["Refused", "Unsupported", "const_value", "equal", "normal_form", "num
 
 MAX_BITS = 40_000
 MAX_TERMS = 400
-MAX_WORK = 30_000
+MAX_WORK = 10_000
 MAX_EXPONENT = 12_000
 MAX_POLYNOMIAL_EXPONENT = 24
-MAX_FACTORIAL = 1000
+MAX_FACTORIAL = 3000
 
 
 class Unsupported(Exception):

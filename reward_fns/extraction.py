@@ -2,8 +2,8 @@
 
 Order of precedence (the first that is there counts, and within one the last occurrence):
 
-1. `\\boxed{...}` / `\\fbox{...}` with balanced braces. Neighbouring boxes joined by nothing, a comma, "and" or "or" are
-   one list; an earlier box with other words in between was retracted.
+1. `\\boxed{...}` / `\\fbox{...}` with balanced braces. Neighbouring boxes joined by nothing, a comma, "and" or "or"
+   are one list; an earlier box with other words in between was retracted.
 2. `#### answer`.
 3. "final answer is ...", "the answer is ...", "Answer: ...".
 4. `<answer>...</answer>`.
@@ -44,8 +44,10 @@ NOTHING = Found(None, "none")
 
 
 def to_text(completion: Any) -> str:
-    """A completion in any of its shapes as text: str, None, a message, a list of messages (the last assistant turn that
-    says anything), content in parts."""
+    """A completion in any of its shapes as text.
+
+    That is: str, None, a message, a list of messages (the last assistant turn that says anything), content in parts.
+    """
     if completion is None:
         return ""
     if isinstance(completion, str):
@@ -113,10 +115,11 @@ def _visible(text: str, unfinished: str) -> str | None:
     """What may hold the answer: after the thinking, before the end token and before a run-on question."""
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
-    closed = [match.end() for match in _THINK_CLOSE.finditer(text)]
-    if closed:
-        text = text[closed[-1] :]
-    opened = _THINK_OPEN.search(text)
+    if "<" in text or "◁" in text:
+        closed = [match.end() for match in _THINK_CLOSE.finditer(text)]
+        if closed:
+            text = text[closed[-1] :]
+    opened = _THINK_OPEN.search(text) if "<" in text else None
     if opened:
         if unfinished == "no answer":
             text = text[: opened.start()]
@@ -124,16 +127,17 @@ def _visible(text: str, unfinished: str) -> str | None:
                 return None
         else:
             text = text[opened.end() :]
-    cut = _END_TOKENS.search(text, len(text) - len(text.lstrip()))
+    cut = _END_TOKENS.search(text, len(text) - len(text.lstrip())) if "<" in text else None
     while cut and not text[: cut.start()].strip():
         text = text[cut.end() :]
         cut = _END_TOKENS.search(text)
     if cut:
         text = text[: cut.start()]
-    for match in _RUN_ON.finditer(text):
-        before = text[: match.start()]
-        if _BOX.search(before) or _HASHES.search(before) or _ANSWER_WORD.search(before):
-            return before
+    first = min((m.end() for p in (_BOX, _HASHES, _ANSWER_WORD) if (m := p.search(text))), default=None)
+    if first is not None:
+        run_on = _RUN_ON.search(text, first)
+        if run_on:
+            return text[: run_on.start()]
     return text
 
 
@@ -167,7 +171,7 @@ def _brace_pairs(text: str) -> dict[int, int]:
 
 def _boxes(text: str) -> list[_Box]:
     """All outermost boxes with balanced braces, in order."""
-    if not _BOX.search(text):
+    if "box" not in text or not _BOX.search(text):
         return []
     pairs = _brace_pairs(text)
     found = []
@@ -179,6 +183,11 @@ def _boxes(text: str) -> list[_Box]:
         at = match.end()
         if at < len(text) and text[at] == "{":
             end = pairs.get(at, -1)
+            escaped = text.rfind("\\}", at) if end < 0 else -1
+            if escaped > 0 and not text[escaped + 2 :].strip(" .$\n"):
+                # `\\boxed{185\\}`: the closing brace was escaped by mistake.
+                found.append(_Box(text[at + 1 : escaped], match.start(), escaped + 2))
+                return found
             if end < 0:
                 # Unbalanced: no later brace can close it, but a later box can still be whole.
                 continue
@@ -195,7 +204,7 @@ def _boxed(text: str) -> Found | None:
     text = text[-BOX_WINDOW:]
     boxes = _boxes(text)
     # `\boxed{12} = 6` uses the box as a sign of its own.
-    boxes = [box for box in boxes if not re.match(r"\s*=\s*[^=\s]", text[box.end : box.end + 8])]
+    boxes = [box for box in boxes if not _is_operator(box, text)]
     if not boxes:
         return None
     last = boxes[-1]
@@ -218,6 +227,18 @@ def _boxed(text: str) -> Found | None:
     return Found(", ".join(box.inside for box in group), "boxed")
 
 
+_NUMBER_AFTER = re.compile(r"\s*=\s*(-?\d{1,15}(?:\.\d{1,15})?)(?![\d.]*\s*[\w\\^!/({*+])")
+
+
+def _is_operator(box: _Box, text: str) -> bool:
+    """`\\boxed{12} = 6` states something about 12 and is no answer."""
+    match = _NUMBER_AFTER.match(text, box.end, box.end + 40)
+    inside = box.inside.strip()
+    if not match or not re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", inside):
+        return False
+    return float(inside) != float(match[1])
+
+
 def _is_joint(joint: str) -> bool:
     """Nothing but separators, delimiters and the words "and", "or", "for part (a)"."""
     rest = re.sub(r"\\(?:text|mbox|textrm|mathrm)\s*\{", " ", joint)
@@ -233,10 +254,17 @@ _NUMBER_START = re.compile(
 )
 
 
+_FORMULA_START = re.compile(r"[\\$({\[]|-?\s*\\|[a-zA-Z]\s*=|[A-Z]\s*$|\([A-Z]\)\s*$")
+_ONE_OR_TWO_WORDS = re.compile(r"(?:the\s+(?:final\s+)?answer\s*(?:is|:)\s*)?(?:[A-Za-z]+\s?){1,2}\.?", re.IGNORECASE)
+_HEADING_WORD = re.compile(
+    r"(?:step|final|solution|answer|conclusion|explanation|part|case|given|note|summary)\b", re.IGNORECASE
+)
+
+
 def _hashed(text: str) -> Found | None:
     """`#### answer`. A markdown heading is none: with three or more than four signs only a number counts."""
     best = None
-    for match in _HASHES.finditer(text):
+    for match in _HASHES.finditer(text) if "###" in text else ():
         if match.start() and text[match.start() - 1] == "#":
             continue
         line = match[1].strip().strip("#").strip()
@@ -244,18 +272,12 @@ def _hashed(text: str) -> Found | None:
             continue
         four = match[0].startswith("####") and not match[0].startswith("#####")
         if _NUMBER_START.match(line):
-            if re.match(r"\d+[.)]\s+[A-Za-z]", line):
-                continue
-            best = line
-        elif four and re.match(r"[\\$({\[]|-?\s*\\|[a-zA-Z]\s*=|[A-Z]\s*$|\([A-Z]\)\s*$", line):
-            best = line
-        elif four and re.fullmatch(
-            r"(?:the\s+(?:final\s+)?answer\s*(?:is|:)\s*)?(?:[A-Za-z]+\s?){1,2}\.?", line, re.I
+            # `### 1. Find x` is a heading.
+            best = best if re.match(r"\d+[.)]\s+[A-Za-z]", line) else line
+        elif four and (
+            _FORMULA_START.match(line) or (_ONE_OR_TWO_WORDS.fullmatch(line) and not _HEADING_WORD.match(line))
         ):
-            if not re.match(
-                r"(?:step|final|solution|answer|conclusion|explanation|part|case|given|note|summary)\b", line, re.I
-            ):
-                best = line
+            best = line
     if best is None:
         return None
     stripped = re.sub(
@@ -280,23 +302,25 @@ def _stated(text: str) -> Found | None:
     """The last "answer is ..." or "Answer: ..."."""
     text = text[-WINDOW:]
     best: tuple[int, str] | None = None
-    for match in reversed(list(_ANSWER_WORD.finditer(text))[-40:]):
+    lowered = text.lower()
+    told = "answer" in lowered or "correct" in lowered
+    for match in reversed(list(_ANSWER_WORD.finditer(text))[-40:]) if told else ():
         answer = _statement(text[match.end() : match.end() + 800])
         if answer:
             best = (match.start(), answer)
             break
-    for match in _IS_ANSWER.finditer(text):
+    for match in _IS_ANSWER.finditer(text) if told else ():
         if best is None or match.start() > best[0]:
             best = (match.start(), match["math"])
-    match = _A_LINE.search(text)
+    match = _A_LINE.search(text) if "A" in text else None
     if match and (best is None or match.start() > best[0]) and re.search(r"\d|\\|\$", match[1]):
         best = (match.start(), _first_sentence(match[1]))
     return Found(best[1], "final answer") if best else None
 
 
 _MATH_SPAN = re.compile(
-    r"\$\$(?P<d>[^$]{1,1500})\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,1500})\\\]|(?<![\\$])\$(?P<i>(?:\\\$|[^$\n]){1,600}?)(?<!\\)\$(?!\d)"
-    r"|\\\((?P<p>(?:[^\\\n]|\\(?!\))){1,600})\\\)"
+    r"\$\$(?P<d>[^$]{1,1500})\$\$|\\\[(?P<b>(?:[^\\]|\\(?![\[\]])){1,1500})\\\]|(?<![\\$])\$(?P<i>(?:\\\$|[^$\n]){1,600}?)(?<!\\)\$(?!\d)"
+    r"|\\\((?P<p>(?:[^\\\n]|\\(?![()])){1,600})\\\)"
 )
 
 
@@ -340,13 +364,18 @@ def _statement(rest: str) -> str | None:
     return sentence if sentence and _answer_like(sentence) else None
 
 
+_SENTENCE_END = re.compile(
+    r"(?<!\bp)(?<!\ba)(?<!\bsq)[.!?](?=\s+(?:[A-Z\"“(]|I hope|$)|\s*$)"
+    r"|,?\s+(?:I hope it|because|since|so that|which|where|not)\b"
+    r"|\s*\((?:since|because|as|i\.e|which|where|note|not|that is|obtained|from)\b"
+    r"|\*\*\s*$|</answer>|<\|"
+)
+
+
 def _first_sentence(text: str) -> str:
     """Up to the end of the sentence or line; a point inside a number is none."""
     line = text.strip().split("\n", 1)[0].strip()
-    match = re.search(
-        r"(?<!\bp)(?<!\ba)(?<!\bsq)[.!?](?=\s+(?:[A-Z\"“(]|I hope|$)|\s*$)|\s+(?:I hope it|because|since|so that|which)\b|\*\*\s*$|</answer>|<\|",
-        line,
-    )
+    match = _SENTENCE_END.search(line)
     if match:
         line = line[: match.start()]
     return line.strip().strip("*").rstrip("!?,;").strip()
@@ -366,7 +395,7 @@ _ANSWER_TAG_END = re.compile(r"</answer>", re.IGNORECASE)
 
 
 def _tagged(text: str) -> Found | None:
-    starts = [match.end() for match in _ANSWER_TAG.finditer(text)]
+    starts = [match.end() for match in _ANSWER_TAG.finditer(text)] if "<" in text else []
     if not starts:
         return None
     end = _ANSWER_TAG_END.search(text, starts[-1])
@@ -393,7 +422,7 @@ _BOLD = re.compile(r"\*\*(?P<a>[^*\n]{1,300})\*\*|(?<!_)__(?P<b>[^_\n]{1,300})__
 def _bold(text: str) -> Found | None:
     best = None
     text = text[-WINDOW:]
-    for match in _BOLD.finditer(text):
+    for match in _BOLD.finditer(text) if "**" in text or "__" in text or "\\textbf" in text else ():
         if match["a"] or match["b"]:
             inside = match["a"] or match["b"]
         else:
@@ -413,7 +442,7 @@ def _bold(text: str) -> Found | None:
 
 _CONCLUDES = re.compile(
     r"\b(?:so|thus|therefore|hence|is|are|was|were|be|get|gets|gives|have|has|find|finds|equals?|obtain|conclude|makes?|"
-    r"made|total|left|altogether|costs?|pays?|paid|need|needs|takes?|answer|solution|result)\b|=|\\therefore|≈|:",
+    r"made|it's|that's|total|left|altogether|costs?|pays?|paid|need|needs|takes?|answer|solution|result)\b|=|\\therefore|≈|:",
     re.IGNORECASE,
 )
 
@@ -515,13 +544,16 @@ def extract(text: str, mode: str = "auto", numeric_gold: bool = True, unfinished
     visible = _visible(text, unfinished_thinking)
     if visible is None or not visible.strip():
         return NOTHING
-    whole = _whole(visible)
     for finder in (_boxed, _hashed, _stated, _tagged, _bold):
         found = finder(visible)
         if found and found.text is not None and found.text.strip():
             return Found(found.text.strip()[:MAX_ANSWER], found.method) if len(found.text) <= MAX_ANSWER else found
         if found and found.method == "boxed":
             return Found(None, "boxed")
+    if "box" in visible and re.search(r"\\(?:boxed|fbox)\s*\{", visible) and not _boxes(visible[-BOX_WINDOW:]):
+        # A box that was cut off: what stands in it is not finished, and what stands before it was not the answer.
+        return NOTHING
+    whole = _whole(visible)
     if whole and _bare_answer(whole.text):
         return whole
     if mode != "gsm8k" or not numeric_gold:
@@ -607,7 +639,12 @@ def _gold_text(text: str) -> Found | None:
     opened = _BOX.search(stripped)
     if opened and stripped[opened.end() : opened.end() + 1] == "{":
         return Found(stripped[opened.end() + 1 :], "boxed")
-    if len(stripped) <= 300 and not _is_prose(stripped):
+    if "<<" in stripped or "\n" in stripped:
+        for finder in (_stated, _tagged):
+            found = finder(stripped)
+            if found:
+                return found
+    if len(stripped) <= 300 and "<<" not in stripped and not _is_prose(stripped):
         return Found(_without_delimiters(stripped), "bare")
     for finder in (_stated, _tagged):
         found = finder(stripped)

@@ -32,7 +32,6 @@ def _read(found: Found) -> Gold:
         answer = read_answer(found.text)
         if answer.kind == "word" and not answer.value[0]:
             return Gold(found, None)
-        _ = answer.form if answer.kind == "number" else None
     except Refused:
         return Gold(found, None)
     return Gold(found, answer)
@@ -97,6 +96,8 @@ def screen(text: str) -> str | None:
         return "nested too deeply"
     if highest > 2 or re.search(r"\^[^\^{}()+\-*\s]*\^[^\^{}()+\-*\s]*\^", text):
         return "tower of exponents"
+    if re.search(r"[\d)}]\s*\^\s*\{?\s*\(?\d+\)?\s*\^", text):
+        return "tower of exponents"
     numbers = [match[0] for match in _DIGITS.finditer(text)]
     if any(len(number) > 200 for number in numbers):
         return "too many digits"
@@ -113,6 +114,8 @@ def screen(text: str) -> str | None:
         return "factorial too large"
     if sum(f in ")}]" for f in factorials) and any(f.isdigit() for f in factorials):
         return "factorial of a factorial"
+    if re.search(r"\\sqrt\s*\[\s*\d{4}", text):
+        return "root of a large order"
     limits = _LIMITS.findall(text)
     if len(limits) > 3:
         return "too many sums or integrals"
@@ -121,6 +124,15 @@ def screen(text: str) -> str | None:
     if re.search(r"__|[`\"#@]|\b(?:import|eval|exec|lambda|open|os|sys)\b", text):
         return "not mathematics"
     return None
+
+
+_INFINITE = re.compile(r"\\(?:sum|prod)(?![a-zA-Z]).*?\\infty", re.DOTALL)
+_INTEGRAL = re.compile(r"\\(?:[io]*int)(?![a-zA-Z])")
+
+
+def _unevaluated(gold: str, answer: str) -> bool:
+    """An integral, or an infinite sum or product, where the gold has none: that is no final answer."""
+    return any(pattern.search(answer) and not pattern.search(gold) for pattern in (_INFINITE, _INTEGRAL))
 
 
 # --- one pair --------------------------------------------------------------------------------------------------------
@@ -139,16 +151,20 @@ Outcome = tuple[bool, str]  # correct, reason
 
 def _decide(gold: Gold, answer: Answer, policy: GradePolicy) -> Outcome | _Pending:
     try:
-        verdict = compare(gold.answer, answer, policy)
-    except Refused:
+        return _decide_in_process(gold, answer, policy)
+    except (Refused, RecursionError):
         return False, "refused"
+
+
+def _decide_in_process(gold: Gold, answer: Answer, policy: GradePolicy) -> Outcome | _Pending:
+    verdict = compare(gold.answer, answer, policy)
     if verdict is True:
         return (True, "correct") if _has_form(gold.answer, answer, policy) else (False, "wrong")
     if verdict is False:
         return False, "unparseable" if _unreadable(answer) else "wrong"
     if policy.form != "any" and not _has_form(gold.answer, answer, policy):
         return False, "wrong"
-    if screen(gold.answer.source) or screen(answer.source):
+    if screen(gold.answer.source) or screen(answer.source) or _unevaluated(gold.answer.source, answer.source):
         return False, "refused"
     if gold.answer.kind == answer.kind == "number" and gold.answer.tree is not None and answer.tree is not None:
         return _Pending("trees_equal", gold.answer.tree, answer.tree)
@@ -227,8 +243,8 @@ def grade(gold: Any, completion: Any, policy: GradePolicy = GradePolicy()) -> Gr
     """Grades one completion.
 
     Args:
-        gold: The gold answer in any usual form: bare LaTeX, `$...$`, `\\boxed{...}`, a whole solution, a GSM8K answer with
-            `####`, a number, or a list of alternatives (one of them has to be met).
+        gold: The gold answer in any usual form: bare LaTeX, `$...$`, `\\boxed{...}`, a whole solution, a GSM8K answer
+            with `####`, a number, or a list of alternatives (one of them has to be met).
         completion: The completion: str, chat messages (the last assistant turn counts), content parts, or None.
         policy: What counts as the same answer.
 

@@ -300,17 +300,17 @@ class _Parser:
                 top, bottom = self.argument(), self.argument()
             except Unsupported:
                 top = bottom = ("?",)
-            if top[0] == bottom[0] == "n" and top[1].denominator == bottom[1].denominator == 1:
-                if 0 < top[1] < bottom[1] and not self.sees("^", "!"):
-                    return Fraction(top[1], bottom[1])
+            whole = top[0] == bottom[0] == "n" and top[1].denominator == bottom[1].denominator == 1
+            if whole and 0 < top[1] < bottom[1] and not self.sees("^", "!"):
+                return Fraction(top[1], bottom[1])
             self.tokens, self.at = saved, start
             return None
         if token.kind == "num" and token.spaced and "." not in token.text:
             slash, bottom = self.peek(1), self.peek(2)
-            if slash.kind == "sym" and slash.text == "/" and bottom.kind == "num" and "." not in bottom.text:
-                if 0 < int(token.text) < int(bottom.text):
-                    self.at += 3
-                    return Fraction(int(token.text), int(bottom.text))
+            fraction = slash.kind == "sym" and slash.text == "/" and bottom.kind == "num" and "." not in bottom.text
+            if fraction and 0 < int(token.text) < int(bottom.text):
+                self.at += 3
+                return Fraction(int(token.text), int(bottom.text))
         return None
 
     def word(self, token: Token) -> tuple:
@@ -406,11 +406,36 @@ class _Parser:
             inner = self.sum()
             self.expect({"lvert": "rvert", "vert": "vert", "lVert": "rVert"}[name])
             return ("abs", inner)
+        if name in ("sum", "prod", "int"):
+            return self.series(name)
         if name in ("imath", "jmath"):
             return ("c", "i")
         if name in ("lbrace", "lbrack"):
             raise Unsupported("bracket")
         raise Unsupported(f"command {name}")
+
+    def series(self, name: str) -> tuple:
+        """`\\sum_{k=1}^{n} ...`, `\\int_0^1 ... \\,dx`: an opaque function of variable, limits and body."""
+        self.expect("_")
+        if name == "int":
+            low = self.argument(script=True)
+            variable = None
+        else:
+            self.expect("{")
+            variable = self.primary()
+            if variable[0] == "c":
+                variable = ("v", variable[1])
+            self.expect("=")
+            low = self.sum()
+            self.expect("}")
+            if variable[0] != "v":
+                raise Unsupported("index of a sum")
+        self.expect("^")
+        high = self.argument(script=True)
+        body = self.product()
+        if name == "int":
+            raise Unsupported("integral")
+        return ("fn", name, variable, low, high, body)
 
     def styled(self, style: str) -> tuple:
         """A decorated name such as `\\vec{v}` or `\\overline{AB}`: one variable of its own."""
@@ -502,7 +527,7 @@ class _Parser:
 
 
 _MORE_STARTS = frozenset(
-    words("frac dfrac tfrac cfrac sqrt pi binom dbinom tbinom log lg exp gcd lcm")
+    words("sum prod frac dfrac tfrac cfrac sqrt pi binom dbinom tbinom log lg exp gcd lcm")
     + words("max min operatorname mathrm lfloor lceil lvert vert imath")
 )
 

@@ -1,4 +1,4 @@
-"""Rewards with TRL's signature. Usable by dotted path (`reward_fns.gsm8k_reward`) or as configured, picklable objects."""
+"""Rewards with TRL's signature: by dotted path (`reward_fns.gsm8k_reward`) or as configured, picklable objects."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ class MathReward:
 
     A call returns one float for each completion, in order, and None where the gold is empty or unreadable.
 
-    It reports to TRL's `log_extra` the columns `<name>/extracted`, `<name>/gold`, `<name>/method`, `<name>/verdict` and
-    `<name>/reason`, and to `log_metric` the share of each reason (`<name>/correct`, `<name>/wrong`,
-    `<name>/unparseable`, `<name>/no_answer`, `<name>/timeout`, `<name>/refused`) among completions that have a gold, and
-    `<name>/no_gold`, the share of all completions without one.
+    It reports to TRL's `log_extra` the columns `<name>/extracted`, `<name>/gold`, `<name>/method`, `<name>/verdict`
+    and `<name>/reason`, and to `log_metric` the share of each reason (`<name>/correct`, `<name>/wrong`,
+    `<name>/unparseable`, `<name>/no_answer`, `<name>/timeout`, `<name>/refused`) among completions that have a gold,
+    and `<name>/no_gold`, the share of all completions without one.
     """
 
     default_name = "math_reward"
@@ -78,15 +78,15 @@ class MathReward:
         present = [name for name in self.gold_columns if columns.get(name) is not None]
         if not present:
             raise ValueError(
-                f"{self.__name__} needs a gold answer in one of the columns {list(self.gold_columns)}, and the data set "
-                f"has {sorted(columns)}. Rename a column or build the reward with gold_columns=[...]."
+                f"{self.__name__} needs a gold answer in one of the columns {list(self.gold_columns)}, and it was "
+                f"given {sorted(columns)}. Rename a column or build the reward with gold_columns=[...]."
             )
         for name in present:
             value = columns[name]
             if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or len(value) != count:
                 raise ValueError(
-                    f"{self.__name__}: column {name!r} must be a list with one gold for each of the {count} completions, "
-                    f"got {type(value).__name__}"
+                    f"{self.__name__}: column {name!r} must be a list with one gold for each of the {count} "
+                    f"completions, got {type(value).__name__}"
                 )
         return [self._first_readable([columns[name][i] for name in present]) for i in range(count)]
 
@@ -148,8 +148,9 @@ class FormatReward:
 
     Args:
         style: Where the answer must stand, after any thinking: "boxed" (`\\boxed{...}`), "gsm8k" (`#### ...`),
-            "answer" (`<answer>...</answer>`), "any" of the three, or "think" (`<think>...</think>` first, and text after
-            it; nothing is asked of the answer), or "think_answer" (the same, then `<answer>...</answer>` and no more).
+            "answer" (`<answer>...</answer>`), "any" of the three, or "think" (`<think>...</think>` first, and text
+            after it; nothing is asked of the answer), or "think_answer" (the same, then `<answer>...</answer>` and
+            no more).
         right: Reward where the form is kept.
         wrong: Reward where it is not.
         pattern: A regular expression that the whole completion must match, in place of `style`.
@@ -221,8 +222,8 @@ def math_reward(
 ) -> list[float | None]:
     """1.0 for a completion whose final answer equals the gold, else 0.0, and None where there is no readable gold.
 
-    The gold is taken from the column `solution`, `answer`, `gold`, `final_answer` or `ground_truth`, in any usual form.
-    Use `MathReward` for other columns, weights or a `GradePolicy`.
+    The gold is taken from the column `solution`, `answer`, `gold`, `final_answer` or `ground_truth`, in any usual
+    form. Use `MathReward` for other columns, weights or a `GradePolicy`.
 
     Example:
     ```python
@@ -239,7 +240,7 @@ def gsm8k_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """`math_reward` for GSM8K: `#### 42` is understood on both sides, and without a marked answer the last number counts.
+    """`math_reward` for GSM8K: without a marked answer the last number of the completion counts.
 
     Example:
     ```python
@@ -253,5 +254,5 @@ def gsm8k_reward(
 def format_reward(
     completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
 ) -> list[float]:
-    """1.0 for a completion whose answer stands in `\\boxed{}`, after `####` or in `<answer>`, else 0.0. See `FormatReward`."""
+    """1.0 for an answer in `\\boxed{}`, after `####` or in `<answer>`, else 0.0. See `FormatReward`."""
     return _FORMAT(completions, log_metric=log_metric, **kwargs)

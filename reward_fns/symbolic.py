@@ -1,4 +1,4 @@
-"""Worker side: equality of two answers by sympy. Import it in a worker only: its input may hang, blow up or run away."""
+"""Worker side: equality of two answers by sympy. Import it in a worker only: what it reads may hang or blow up."""
 
 import logging
 import random
