@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 # Imported on first use, so that `import trl_grpo_plus` costs neither torch nor trl.
 _LAZY = {
+    "EvalCallback": "trl_grpo_plus.evaluation.callback",
     "GRPOPlusConfig": "trl_grpo_plus.config",
     "GRPOPlusTrainer": "trl_grpo_plus.trainer",
     "IterativeGRPOConfig": "trl_grpo_plus.iterative.config",
@@ -18,6 +19,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "EvalCallback",
     "GRPOPlusConfig",
     "GRPOPlusTrainer",
     "IterativeGRPOConfig",
@@ -30,6 +32,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from trl_grpo_plus.config import GRPOPlusConfig
+    from trl_grpo_plus.evaluation.callback import EvalCallback
     from trl_grpo_plus.iterative.config import IterativeGRPOConfig
     from trl_grpo_plus.iterative.trainer import IterativeGRPOTrainer
     from trl_grpo_plus.reward_models.labelling import label_steps_by_rollout

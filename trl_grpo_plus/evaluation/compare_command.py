@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Runs the command; 0 done, 2 wrong usage."""
     parser = argparse.ArgumentParser(
         prog="trl-grpo-plus compare",
-        description="Compare models on the problems that they share: difference, interval, paired test, changed problems.",
+        description="Compare models on the problems they share: difference, interval, paired test, changed problems.",
     )
     parser.add_argument(
         "results",
@@ -68,7 +68,7 @@ def load_models(paths: list[str]) -> dict[str, dict[str, Any]]:
         try:
             models = json.loads(path.read_text(encoding="utf-8"))["models"]
             for summary in models.values():
-                summary["per_problem"], summary["metrics"]  # noqa: B018
+                summary["per_problem"], summary["metrics"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetError(f"{path} is not a results.json of `trl-grpo-plus eval`") from error
         summaries = [(name, str(path.parent), s) for name, s in models.items()]
@@ -95,8 +95,8 @@ def compare_models(
     """Paired tests of each later model against the first, or of every pair.
 
     Returns:
-        for each pair "a", "b", "problems", "tests" (metric -> `PairedTest` as dict, with both means) and "changed": the
-        problems that changed side by the main metric (half of the samples right, or more), "gained" or "lost".
+        for each pair "a", "b", "problems", "tests" (metric -> `PairedTest` as dict, with both means) and "changed":
+        the problems that changed side by the main metric (half of the samples right, or more), "gained" or "lost".
 
     Raises:
         DatasetError: no metric or no problem in common.
@@ -172,10 +172,13 @@ def _print(pairs: list[dict[str, Any]], show: int) -> None:
     for pair in pairs:
         table = Table(title=f"{pair['b']} against {pair['a']}: {pair['problems']} problems", title_justify="left")
         for i, column in enumerate(_header(pair)):
-            table.add_column(column, justify="left" if i == 0 else "right")
-        for name, t in pair["tests"].items():
-            table.add_row(*_row(name, t))
+            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i in (3, 4, 5))
+        shown = _shown(pair["tests"])
+        for name in shown:
+            table.add_row(*_row(name, pair["tests"][name]))
         console.print(table)
+        if len(shown) < len(pair["tests"]):
+            console.print(f"{len(pair['tests']) - len(shown)} more with --output, or one with --metric")
         for line in _notes(pair):
             console.print(line)
         for kind in ("gained", "lost"):
@@ -184,6 +187,15 @@ def _print(pairs: list[dict[str, Any]], show: int) -> None:
                 ids = ", ".join(r["problem_id"] for r in rows[:show])
                 more = f" and {len(rows) - show} more" if len(rows) > show else ""
                 console.print(f"{kind} ({len(rows)}): {ids}{more}", markup=False)
+
+
+def _shown(tests: dict[str, Any]) -> list[str]:
+    """Of each kind of metric the one with the largest k: a terminal has little room."""
+    last: dict[str, str] = {}
+    for name in tests:
+        kind, _, rest = name.partition("@")
+        last[kind + rest.lstrip("0123456789")] = name
+    return list(last.values())
 
 
 def _notes(pair: dict[str, Any]) -> list[str]:
