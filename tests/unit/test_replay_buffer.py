@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from trl_grpo_plus.iterative.replay import (
     ReplayBuffer,
     deduplicate,
+    is_held_out,
     make_samples,
     num_history,
-    prompt_fraction,
     sample_key,
     sample_keys,
 )
@@ -203,8 +203,10 @@ def test_deduplicate_keeps_the_first_in_order():
 
 def test_prompts_are_split_the_same_way_every_time():
     prompts = [f"question {i}" for i in range(4000)]
-    held_out = [prompt_fraction(prompt, 3) < 0.1 for prompt in prompts]
-    assert held_out == [prompt_fraction(prompt, 3) < 0.1 for prompt in prompts]
+    held_out = [is_held_out(prompt, 0.1, 3) for prompt in prompts]
+    assert held_out == [is_held_out(prompt, 0.1, 3) for prompt in prompts]
+    assert held_out != [is_held_out(prompt, 0.1, 4) for prompt in prompts]
+    assert not any(is_held_out(prompt, 0.0, 3) for prompt in prompts)
     assert abs(np.mean(held_out) - 0.1) < 4 * np.sqrt(0.09 / 4000)
 
 

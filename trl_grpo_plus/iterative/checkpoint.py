@@ -192,7 +192,7 @@ def load_reference(trainer, checkpoint: str | Path) -> None:
     if not path.is_file():
         raise CorruptCheckpointError(
             f"{checkpoint} has no {REFERENCE_NAME}, and without it the reference would silently be the base model. It "
-            "was written by a trainer that does not save the reference; start anew, or resume with sync_ref_model=False."
+            "was written by a trainer that does not save it; start anew, or resume with sync_ref_model=False."
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     if trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3:

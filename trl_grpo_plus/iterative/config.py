@@ -159,9 +159,9 @@ class IterativeGRPOConfig(GRPOPlusConfig):
         micro_batches = self.steps_per_generation * self.num_iterations
         if micro_batches % self.gradient_accumulation_steps:
             raise ValueError(
-                f"steps_per_generation * num_iterations = {micro_batches} micro-batches come from one generation batch, "
-                f"which is no multiple of gradient_accumulation_steps={self.gradient_accumulation_steps}; an iteration "
-                "could not end between two generation batches."
+                f"steps_per_generation * num_iterations = {micro_batches} micro-batches come from a generation batch, "
+                f"no multiple of gradient_accumulation_steps={self.gradient_accumulation_steps}; an iteration could "
+                "not end between two generation batches."
             )
         window = self.steps_per_generation_batch
         if self.steps_per_iteration % window:
@@ -172,7 +172,7 @@ class IterativeGRPOConfig(GRPOPlusConfig):
         if self.save_strategy == "steps" and (self.save_steps < 1 or self.save_steps % window):
             raise ValueError(
                 f"save_steps={self.save_steps} is no multiple of the {window} optimizer steps that one generation "
-                "batch serves: a resumed run would sample anew what the interrupted one had already trained on in part."
+                "batch serves: a resumed run would sample anew what the interrupted one had trained on in part."
             )
         if self.save_only_model:
             raise ValueError("save_only_model=True leaves out what a resumed run needs. Set save_only_model=False.")

@@ -33,10 +33,10 @@ from trl_grpo_plus.iterative.checkpoint import (
 from trl_grpo_plus.iterative.config import IterativeGRPOConfig
 from trl_grpo_plus.iterative.replay import (
     ReplayBuffer,
+    is_held_out,
     link_or_copy,
     make_samples,
     num_history,
-    prompt_fraction,
     sample_key,
     sample_keys,
     write_parquet,
@@ -182,36 +182,39 @@ def label_phase(
         metrics = {
             "samples/drawn": len(rows),
             "grader/accuracy": _mean([row["correct"] for row in rows]),
-            "reward_model/agreement": agreement(rows),
+            "reward_model/agreement": agreement(rows, args, granularity),
         }
         distinct = list({sample_key(row["prompt"], row["completion"]): row for row in reversed(rows)}.values())[::-1]
         kept = _thin_out(distinct, args, granularity, np.random.default_rng(seed))
         if granularity == "process":
-            labels = ranks.map(lambda own: _step_labels(step_labeler, own, args), kept)
+            labels = ranks.map(lambda own: label_steps(step_labeler, own, args), kept)
             for row, steps in zip(kept, labels, strict=True):
                 row["step_labels"] = steps
             kept = [row for row in kept if any(label is not None for label in row["step_labels"])]
     if not kept:
         raise ValueError(
-            f"No sample of iteration {iteration} got a label, so the reward model has nothing to learn from. Check the "
+            f"No sample of iteration {iteration} got a label, so the reward model cannot learn from it. Check the "
             f"grader (answer_column={args.answer_column!r}) or the step labels on a sampled completion."
         )
     if ranks.is_main:
         staged = _stage(output)
-        heldout = [row for row in kept if prompt_fraction(row["prompt"], args.seed) < args.heldout_fraction]
-        fresh = [row for row in kept if prompt_fraction(row["prompt"], args.seed) >= args.heldout_fraction]
+        parts: dict[bool, list] = {True: [], False: []}
+        for row in kept:
+            parts[is_held_out(row["prompt"], args.heldout_fraction, args.seed)].append(row)
+        heldout, fresh = parts[True], parts[False]
         ReplayBuffer(replay).snapshot(staged / "replay")
         buffer = ReplayBuffer(staged / "replay", args.replay_max_size, args.replay_strategy, args.seed)
         num_old = 0
-        parts = []
         if fresh:
             new = _as_samples(fresh, iteration)
             wanted = num_history(len(new), args.replay_fraction, len(buffer))
             history = buffer.draw(wanted, seed, exclude=sample_keys(new))
             num_old = len(history) if history is not None else 0
-            parts = [new] if history is None else [new, history.cast(new.features)]
+            tables = [new.data.table]
+            if history is not None:
+                tables.append(history.data.table.cast(new.features.arrow_schema))
             buffer.add(new, iteration)
-            write_parquet(Dataset(pa.concat_tables([part.data.table for part in parts])), staged / "train.parquet")
+            write_parquet(Dataset(pa.concat_tables(tables)), staged / "train.parquet")
         if heldout:
             write_parquet(_as_samples(heldout, iteration), staged / "heldout.parquet")
         metrics |= {
@@ -361,17 +364,20 @@ def pairwise_accuracy(prompts: list, scores: list[float], verdicts: list[float])
     return float(np.mean(wins)) if wins else None
 
 
-def agreement(rows: list[dict[str, Any]]) -> float | None:
+def agreement(rows: list[dict[str, Any]], args: IterativeGRPOConfig, granularity: str) -> float | None:
     """Share of completions on which the reward model, as it scored them in training, and the grader say the same.
 
-    A completion counts as right for the reward model if its score, or the least of its step scores, is above 0.5.
+    A completion counts as right for the reward model if its score, or the least of its step scores, is above 0.5. With
+    the pairwise loss it is the share of pairs that both put in the same order.
     """
     judged = []
     for row in rows:
         scores = [score for score in row["scores"] or [] if score is not None]
         if row["correct"] is not None and scores:
-            judged.append((min(scores) > 0.5) == (row["correct"] >= 0.5))
-    return _mean(judged)
+            judged.append((row["prompt"], min(scores), row["correct"]))
+    if granularity == "outcome" and args.reward_model_loss == "pairwise":
+        return pairwise_accuracy(*map(list, zip(*judged, strict=True))) if judged else None
+    return _mean([(score > 0.5) == (verdict >= 0.5) for _, score, verdict in judged])
 
 
 def _verdicts(grader: Grader, rows: list[dict[str, Any]]) -> list[float | None]:
@@ -384,7 +390,8 @@ def _verdicts(grader: Grader, rows: list[dict[str, Any]]) -> list[float | None]:
     return [None if verdict is None else float(verdict) for verdict in verdicts]
 
 
-def _step_labels(labeler: Callable, rows: list[dict[str, Any]], args: IterativeGRPOConfig) -> list[list[float | None]]:
+def label_steps(labeler: Callable, rows: list[dict[str, Any]], args: IterativeGRPOConfig) -> list[list[float | None]]:
+    """Labels the steps of samples; a last step that was cut off gets none, unless `args.score_truncated_steps`."""
     columns = {name: [row[name] for row in rows] for name in rows[0] if name not in _SAMPLE_COLUMNS}
     labels = call_process_reward(
         labeler,

@@ -48,12 +48,10 @@ def sample_key(prompt: Any, completion: Any) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def prompt_fraction(prompt: Any, seed: int) -> float:
-    """A number in [0, 1), uniform over prompts and fixed for a prompt: splits prompts the same way in every
-    iteration.
-    """
+def is_held_out(prompt: Any, fraction: float, seed: int) -> bool:
+    """Whether a prompt is among the `fraction` that never trains the reward model; the same in every iteration."""
     text = json.dumps([seed, prompt], sort_keys=True, ensure_ascii=False)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") < fraction * 2**64
 
 
 def num_history(num_fresh: int, fraction: float, available: int) -> int:
@@ -102,7 +100,7 @@ def sample_keys(samples: Dataset) -> np.ndarray:
 def deduplicate(samples: Dataset) -> Dataset:
     """The samples without repeats of a key; the first of each stays, in order."""
     _, first = np.unique(sample_keys(samples), return_index=True)
-    return samples if len(first) == len(samples) else samples.select(np.sort(first)).flatten_indices()
+    return samples if len(first) == len(samples) else samples.select(np.sort(first))
 
 
 @dataclass

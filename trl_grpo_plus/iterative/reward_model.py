@@ -6,7 +6,9 @@ part by subclassing [`UpdatableRewardModel`].
 
 import contextlib
 import inspect
+import json
 import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +17,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from accelerate.state import GradientState
-from datasets import Dataset
-from transformers import Trainer, get_scheduler
+from datasets import Dataset, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers import AutoConfig, PrinterCallback, Trainer, get_scheduler
+from transformers.utils import logging
 
 from trl_grpo_plus.iterative.config import IterativeGRPOConfig
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class UpdatableRewardModel(ABC):
         """Scores completions."""
 
     @abstractmethod
-    def fit(self, train: Dataset, settings: FitSettings, optimizer_state: dict | None) -> tuple[float, dict]:
+    def fit(self, train: Dataset, settings: FitSettings, optimizer_state: dict | None) -> tuple[float | None, dict]:
         """Trains further, in place. Called on all ranks with the same data; all must end with the same weights.
 
         Args:
@@ -67,7 +72,8 @@ class UpdatableRewardModel(ABC):
             optimizer_state: what the last call returned, or None to start anew.
 
         Returns:
-            The mean loss, and the optimizer's state (tensors, numbers, lists and dicts).
+            The mean loss (None if there was nothing to learn from), and the optimizer's state (tensors, numbers, lists
+            and dicts).
         """
 
     @abstractmethod
@@ -105,8 +111,8 @@ class ProcessAdapter(UpdatableRewardModel):
     def __init__(self, reward_model):
         if reward_model.format.name not in ("token_classification", "token_pair"):
             raise ValueError(
-                f"reward_model: a process reward model in the format {reward_model.format.name!r} can score but not be "
-                "trained; iterative GRPO needs 'token_classification' or 'token_pair'."
+                f"reward_model: a process reward model in the format {reward_model.format.name!r} can score but not "
+                "be trained; iterative GRPO needs 'token_classification' or 'token_pair'."
             )
         self.reward_model = reward_model
         self.__name__ = reward_model.__name__
@@ -153,6 +159,105 @@ class ProcessAdapter(UpdatableRewardModel):
         self.reward_model.to(device)
 
 
+class OutcomeAdapter(UpdatableRewardModel):
+    """An [`OutcomeRewardModel`], trained with [`ORMTrainer`] on verdicts or with TRL's `RewardTrainer` on pairs.
+
+    Raises:
+        ValueError: from `score` with the pointwise loss, where the model gives logits.
+    """
+
+    granularity = "outcome"
+
+    def __init__(self, reward_model):
+        self.reward_model = reward_model
+        self.__name__ = reward_model.__name__
+
+    def __call__(self, prompts, completions, **columns):
+        return self.reward_model(prompts=prompts, completions=completions)
+
+    def fit(self, train, settings, optimizer_state):
+        if settings.args.reward_model_loss == "pairwise":
+            return self._fit_pairs(train, settings, optimizer_state)
+        from trl_grpo_plus.reward_models import ORMConfig, ORMTrainer
+
+        rows = Dataset.from_dict(
+            {"prompt": train["prompt"][:], "completion": train["completion"][:], "label": train["correct"][:]}
+        )
+        options = {"max_length": self.reward_model.max_length}
+        return run_trainer(
+            ORMTrainer,
+            ORMConfig,
+            self.reward_model.model,
+            self.reward_model.tokenizer,
+            rows,
+            settings,
+            optimizer_state,
+            options,
+        )
+
+    def _fit_pairs(self, train, settings, optimizer_state):
+        from trl import RewardConfig, RewardTrainer
+
+        pairs = make_pairs(train, settings.seed)
+        if pairs is None:
+            logger.warning(
+                f"Iteration {settings.iteration}: no prompt has both a right and a wrong answer, so the pairwise loss "
+                "has nothing to learn from and the reward model stays as it is."
+            )
+            return None, optimizer_state
+        options = {"max_length": self.reward_model.max_length}
+        return run_trainer(
+            RewardTrainer,
+            RewardConfig,
+            self.reward_model.model,
+            self.reward_model.tokenizer,
+            pairs,
+            settings,
+            optimizer_state,
+            options,
+        )
+
+    def state_dict(self):
+        return self.reward_model.model.state_dict()
+
+    def load_state_dict(self, state):
+        self.reward_model.model.load_state_dict(state)
+
+    def save_pretrained(self, directory):
+        self.reward_model.save_pretrained(directory)
+
+    def to(self, device):
+        self.reward_model.to(device)
+
+
+def make_pairs(samples: Dataset, seed: int) -> Dataset | None:
+    """Pairs of a right and a wrong completion to the same prompt: `prompt`, `chosen`, `rejected`.
+
+    Each sample of a prompt's larger class is in one pair; those of the smaller class are used in turn, in random
+    order.
+
+    Args:
+        samples: columns `prompt`, `completion` and `correct`.
+        seed: of the order.
+
+    Returns:
+        The pairs; None if no prompt has completions of both kinds.
+    """
+    groups: dict[str, dict] = {}
+    for prompt, completion, verdict in zip(samples["prompt"], samples["completion"], samples["correct"], strict=True):
+        group = groups.setdefault(json.dumps(prompt, sort_keys=True), {"prompt": prompt, True: [], False: []})
+        group[verdict >= 0.5].append(completion)
+    rng = random.Random(seed)
+    pairs = []
+    for group in groups.values():
+        right, wrong = (rng.sample(group[kind], len(group[kind])) for kind in (True, False))
+        for i in range(max(len(right), len(wrong)) if right and wrong else 0):
+            pairs.append(
+                {"prompt": group["prompt"], "chosen": right[i % len(right)], "rejected": wrong[i % len(wrong)]}
+            )
+    return Dataset.from_list(pairs) if pairs else None
+
+
 def as_updatable(reward_model: Any) -> UpdatableRewardModel:
     """Wraps what a user may pass as `reward_model`.
 
@@ -161,16 +266,27 @@ def as_updatable(reward_model: Any) -> UpdatableRewardModel:
     """
     if isinstance(reward_model, UpdatableRewardModel):
         return reward_model
-    from trl_grpo_plus.reward_models import ProcessRewardModel
+    from trl_grpo_plus.reward_models import OutcomeRewardModel, ProcessRewardModel
 
     if isinstance(reward_model, (str, Path)):
-        reward_model = ProcessRewardModel.from_pretrained(reward_model)
+        reward_model = _load(str(reward_model))
+    if isinstance(reward_model, OutcomeRewardModel):
+        return OutcomeAdapter(reward_model)
     if isinstance(reward_model, ProcessRewardModel):
         return ProcessAdapter(reward_model)
     raise TypeError(
         f"reward_model: {type(reward_model).__name__} cannot be trained further. Pass a ProcessRewardModel, an "
         "OutcomeRewardModel, a path of one, or a subclass of UpdatableRewardModel."
     )
+
+
+def _load(path: str):
+    """An outcome reward model if the files say sequence classification, else a process reward model."""
+    from trl_grpo_plus.reward_models import OutcomeRewardModel, ProcessRewardModel
+
+    architectures = AutoConfig.from_pretrained(path).architectures or [""]
+    kind = OutcomeRewardModel if architectures[0].endswith("ForSequenceClassification") else ProcessRewardModel
+    return kind.from_pretrained(path, dtype=torch.float32)
 
 
 def run_trainer(
@@ -247,6 +363,8 @@ def run_trainer(
             processing_class=tokenizer,
             optimizers=(optimizer, _schedule(optimizer, config, settings, steps)),
         )
+        # It would print a line for each update.
+        trainer.remove_callback(PrinterCallback)
         loss = trainer.train().training_loss
     model.train(was_training)
     for parameter in model.parameters():
@@ -292,11 +410,16 @@ def _shifted(factor, first):
 
 @contextlib.contextmanager
 def _nested_trainer() -> Iterator[None]:
-    """Keeps accelerate's process-wide gradient state, which the outer trainer is using, from the inner trainer."""
+    """Keeps accelerate's process-wide gradient state, which the outer trainer is using, from the inner trainer; and the
+    inner one's progress bars from the screen."""
     state = GradientState()
     kept = dict(state.__dict__)
+    shows_bars = not are_progress_bars_disabled()
+    disable_progress_bars()
     try:
         yield
     finally:
+        if shows_bars:
+            enable_progress_bars()
         state.__dict__.clear()
         state.__dict__.update(kept)

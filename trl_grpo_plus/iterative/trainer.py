@@ -9,7 +9,6 @@ first step is due (or when training ends), so the checkpoint of an iteration's l
 resumed run does the same work anew or, if it was finished, reads its result.
 """
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +48,9 @@ from trl_grpo_plus.iterative.phases import (
     reward_model_phase,
     save_reward_model,
 )
-from trl_grpo_plus.iterative.replay import ReplayBuffer, make_samples
+from trl_grpo_plus.iterative.replay import ReplayBuffer, is_held_out, make_samples
 from trl_grpo_plus.iterative.reward_model import UpdatableRewardModel, as_updatable
-from trl_grpo_plus.iterative.workdir import WorkDirectory, read_state
+from trl_grpo_plus.iterative.workdir import WorkDirectory, read_state, record_metrics
 from trl_grpo_plus.trainer import GRPOPlusTrainer
 
 PHASES = ("all", "policy")
@@ -76,7 +75,7 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         step_labeler: labels of steps, called like a process reward; needed with a process reward model and
             `args.step_labels="rule"`, for example `reward_fns.step_arithmetic_reward`.
         replay_dataset: what the buffer holds at the start, such as the reward model's own training set: columns
-            `prompt`, `completion`, and `correct` or `steps` and `step_labels`.
+            `prompt`, `completion`, and `correct` or `steps` and `step_labels`. Samples of held-out prompts are left out.
         process_reward_funcs: further process rewards beside the model's.
         phase: `"all"`, or `"policy"`: `train()` ends with the iteration, and the phases between two iterations are
             left to other processes (`trl-grpo-plus iterate --phase`), so that the reward model's optimizer never
@@ -132,7 +131,6 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         self.replay_dataset = replay_dataset
         self.phase = phase
         self.iteration = 0
-        self.iteration_metrics: list[dict[str, Any]] = []
         self._save_directory: Path | None = None
         self._train_sampler = None
         self._scores = _Recorder(self.iterative_reward_model)
@@ -199,13 +197,12 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         generate_every = self.args.steps_per_generation * self.num_iterations
         if self._step % generate_every:
             raise RuntimeError(
-                f"Iteration {due} would start inside a generation batch (micro-batch {self._step} of {generate_every} a "
-                "batch)."
+                f"Iteration {due} would begin in a generation batch (micro-batch {self._step}, {generate_every} a batch)."
             )
         if due > 1:
             metrics = self.finish_iteration(due - 1)
             for name, value in metrics.items():
-                if value is not None and name != "iteration":
+                if value is not None:
                     self._metrics["train"][name].append(value)
             if self.args.reset_policy_optimizer:
                 getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
@@ -226,12 +223,8 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
                 if not is_finished(directory):
                     raise ValueError(f"The phase {phase!r} of iteration {iteration} has not been run: no {directory}.")
         metrics = self.run_label_phase(iteration) | self.run_reward_model_phase(iteration)
-        metrics["iteration"] = iteration
-        self.iteration_metrics = [m for m in self.iteration_metrics if m["iteration"] < iteration]
-        self.iteration_metrics.append({**metrics, "step": iteration * self.args.steps_per_iteration})
         if self.ranks.is_main:
-            _write_atomically(self.work.metrics, json.dumps(self.iteration_metrics, indent=1))
-            _report(self.iteration_metrics[-1])
+            _report(record_metrics(self.work, iteration, self.args.steps_per_iteration))
         return metrics
 
     def run_label_phase(self, iteration: int) -> dict[str, float | None]:
@@ -315,7 +308,6 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
                 self.iteration,
                 {
                     "steps_per_iteration": self.args.steps_per_iteration,
-                    "metrics": self.iteration_metrics,
                     "tokens": int(self._total_train_tokens),
                 },
             )
@@ -403,12 +395,14 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
                 self.work.replay(0), self.args.replay_max_size, self.args.replay_strategy, self.args.seed
             )
             if self.replay_dataset is not None:
-                columns = {name: self.replay_dataset[name][:] for name in self.replay_dataset.column_names}
-                buffer.add(make_samples(columns, 0), 0)
+                known = self.replay_dataset.filter(
+                    lambda row: not is_held_out(row["prompt"], self.args.heldout_fraction, self.args.seed)
+                )
+                buffer.add(make_samples({name: known[name][:] for name in known.column_names}, 0), 0)
             for directory in (self.work.reward_model(0), self.work.initial_reward_model):
                 save_reward_model(self.iterative_reward_model, directory)
         self.ranks.barrier()
-        self.iteration, self.iteration_metrics = 0, []
+        self.iteration = 0
 
     def _load_parts(self, checkpoint: Path) -> None:
         state = read_state(checkpoint)
@@ -417,7 +411,7 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
                 f"steps_per_iteration={self.args.steps_per_iteration}, but {checkpoint} was written with "
                 f"{state['steps_per_iteration']}; iterations would begin at other steps. Resume with the same value."
             )
-        self.iteration, self.iteration_metrics = state["iteration"], state["metrics"]
+        self.iteration = state["iteration"]
         self._total_train_tokens = state["tokens"]
         if self.ranks.is_main:
             self.work.restore(checkpoint)
@@ -449,7 +443,9 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         if self.phase == "policy" or self.state.global_step < self.args.max_steps:
             return
         metrics = self.finish_iteration(self.args.outer_iterations)
-        self.log({name: value for name, value in metrics.items() if value is not None})
+        self.log(
+            {"iteration": self.iteration, **{name: value for name, value in metrics.items() if value is not None}}
+        )
         if self.ranks.is_main:
             self.iterative_reward_model.save_pretrained(Path(self.args.output_dir) / "reward_model")
         self.ranks.barrier()
@@ -463,8 +459,8 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         sharded = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else None
         if sharded and self.phase == "all":
             raise ValueError(
-                f"phase='all' cannot train the reward model in a process whose accelerator is set up for {sharded}. Use "
-                "`trl-grpo-plus iterate --separate-processes`, or phase='policy'."
+                f"phase='all' cannot train the reward model in a process whose accelerator is set up for {sharded}. "
+                "Use `trl-grpo-plus iterate --separate_processes true`, or phase='policy'."
             )
         if self.args.reset_policy_optimizer and self.is_deepspeed_enabled:
             raise ValueError(
@@ -472,7 +468,9 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
             )
 
     def _add_reference_adapter(self) -> None:
-        """Gives a PEFT policy the adapter that TRL reads as reference; TRL gives it only to adapters that come trained."""
+        """Gives a PEFT policy the adapter that TRL reads as reference; TRL gives it only to adapters that come
+        trained.
+        """
         policy = self._policy()
         if not self.args.resets_reference or not hasattr(policy, "peft_config"):
             return
@@ -558,8 +556,8 @@ def _default_grader(args: IterativeGRPOConfig, train_dataset, reward_model: Upda
         if reward_model.granularity == "process" and args.step_labels == "rule":
             return None
         raise ValueError(
-            f"answer_column={args.answer_column!r} is not in train_dataset ({', '.join(columns)}), so the reward model's "
-            "labels cannot be made. Name the column of the gold answers, or pass a grader."
+            f"answer_column={args.answer_column!r} is not in train_dataset ({', '.join(columns)}), so the reward "
+            "model's labels cannot be made. Name the column of the gold answers, or pass a grader."
         )
     return rule_grader(args.answer_column)
 
@@ -572,12 +570,6 @@ def _as_list(funcs) -> list:
 
 def _repeated(factor, length):
     return lambda step: factor(step % length)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _report(metrics: dict[str, Any]) -> None:

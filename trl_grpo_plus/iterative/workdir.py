@@ -1,6 +1,8 @@
 """The files of the outer loop: where they lie in a run's output directory, and their copy in each checkpoint."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,8 @@ class WorkDirectory:
         ReplayBuffer(self.replay(iteration - 1)).snapshot(parts / "replay")
         _link_tree(self.reward_model(iteration - 1), parts / "reward_model")
         _link_tree(self.initial_reward_model, parts / "initial_reward_model")
+        if self.metrics.exists():
+            shutil.copyfile(self.metrics, parts / METRICS_NAME)
         (parts / STATE_NAME).write_text(json.dumps({"iteration": iteration, **state}))
 
     def restore(self, checkpoint: Path) -> None:
@@ -85,6 +89,8 @@ class WorkDirectory:
             "reward_model": self.reward_model(iteration - 1),
             "initial_reward_model": self.initial_reward_model,
         }
+        if (checkpoint / WORK_NAME / METRICS_NAME).exists():
+            shutil.copyfile(checkpoint / WORK_NAME / METRICS_NAME, self.metrics)
         for name, target in targets.items():
             remove(target)
             _link_tree(checkpoint / WORK_NAME / name, target)
@@ -100,6 +106,24 @@ class WorkDirectory:
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """The loop's own state in a checkpoint: `iteration`, and what was given to [`WorkDirectory.save`]."""
     return json.loads((Path(checkpoint) / WORK_NAME / STATE_NAME).read_text())
+
+
+def record_metrics(work: WorkDirectory, iteration: int, steps_per_iteration: int) -> dict[str, Any]:
+    """Adds the metrics of an iteration's two phases to `metrics.json`, in place of what stands there for it and later
+    ones.
+
+    Returns:
+        The iteration's metrics, with `iteration` and `step`.
+    """
+    entry: dict[str, Any] = {"iteration": iteration, "step": iteration * steps_per_iteration}
+    for directory in (work.labelled(iteration), work.reward_model(iteration)):
+        entry |= json.loads((directory / METRICS_NAME).read_text())
+    entries = json.loads(work.metrics.read_text()) if work.metrics.exists() else []
+    entries = [*(old for old in entries if old["iteration"] < iteration), entry]
+    temporary = work.metrics.with_suffix(".tmp")
+    temporary.write_text(json.dumps(entries, indent=1))
+    os.replace(temporary, work.metrics)
+    return entry
 
 
 def _link_tree(source: Path, target: Path) -> None:
