@@ -195,6 +195,10 @@ _unit("volume", 1, "l", "liter", "litre")
 _unit("volume", "1/1000", "ml", "milliliter", "millilitre")
 _unit("money", 1, "dollar", "usd", "buck")
 _unit("money", "1/100", "cent")
+_unit("euro", 1, "euro", "eur")
+_unit("gbp", 1, "gbp", "pound sterling")
+_unit("yen", 1, "yen")
+_unit("rupee", 1, "rupee")
 _unit("angle", 1, "degree", "deg", "°")
 _unit("speed", 1, "mph", "mile per hour", "mile/hour", "mi/h")
 _unit("speed km", 1, "kph", "km/h", "kilometer per hour", "km per hour", "kmh")
@@ -502,7 +506,7 @@ def _number(text: str, unit: str = "", percent: bool = False) -> Answer:
 
 
 _BASE = re.compile(
-    r"\(?\s*(?P<digits>(?:[0-9A-Z]|\x02[0-9A-Za-z]+\x03|[ ,](?=[0-9A-Z]))+)\s*\)?\s*"
+    r"(?P<sign>-?)\s*\(?\s*(?P<digits>(?:[0-9A-Z]|(?<=\d)\.(?=\d)|\x02[0-9A-Za-z]+\x03|[ ,](?=[0-9A-Z]))+)\s*\)?\s*"
     r"(?:_\s*\{?\s*(?P<base>\d{1,2}|\x02\s*[a-z]+\s*\x03)\s*\}?"
     r"|[\x02\s]*(?:\(?\s*(?:in\s+)?base[\s\x03-]*)(?P<word>\d{1,2}|[a-z]+)\)?\s*\x03?)"
 )
@@ -634,12 +638,12 @@ def _read_base(text: str) -> Answer | None:
         return None
     base = re.sub(r"\W", "", match["base"] or match["word"])
     value = int(base) if base.isdigit() else _NUMBER_WORDS.get(base)
-    digits = re.sub(r"[^0-9A-Za-z]", "", match["digits"]).upper()
+    digits = re.sub(r"[^0-9A-Za-z.]", "", match["digits"]).upper()
     if value is None or not 2 <= value <= 36 or not re.search(r"\d", digits):
         return None
-    if any(int(d, 36) >= value for d in digits):
+    if any(int(d, 36) >= value for d in digits if d != "."):
         return None
-    return Answer("base", text, value=(digits.lstrip("0") or "0", value))
+    return Answer("base", text, value=(match["sign"] + (digits.lstrip("0") or "0"), value))
 
 
 _CONNECTOR = re.compile(

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from .answers import Answer, _number_word, _word_key, unit_scale
 from .clean import TEXT_OPEN
-from .exact import Refused, Unsupported, const_value, equal, normal_form, numeric, provably_different
+from .exact import Refused, Unsupported, const_value, equal, normal_form, numeric, provably_different, provably_varies
 from .policy import GradePolicy
 
 __all__ = ["compare"]
@@ -68,7 +68,11 @@ _SETS = ("set", "tuple", "union", "setminus", "list", "relation")
 
 
 def _singleton(gold: Answer, answer: Answer, policy: GradePolicy, gold_is_list: bool) -> bool | None:
-    many = _distinct(_flat(gold if gold_is_list else answer), policy)
+    items = _flat(gold if gold_is_list else answer)
+    if len({(item.kind, item.key) for item in items}) != len(items):
+        # "7, 7" repeats itself; one value in two forms (7/2, 3.5) does not.
+        return False
+    many = _distinct(items, policy)
     if len(many) != 1:
         return False
     return compare(many[0], answer, policy) if gold_is_list else compare(gold, many[0], policy)
@@ -101,14 +105,19 @@ def _unit_scale(gold: Answer, answer: Answer, policy: GradePolicy) -> Fraction |
     of_gold, of_answer = unit_scale(gold.unit), unit_scale(answer.unit)
     if of_gold and of_answer:
         return of_answer[1] / of_gold[1] if of_gold[0] == of_answer[0] else None
-    # "14 triangles" and "14 right triangles", "10 units" and "10 cm": only known units exclude each other.
+    (gold_base, _, gold_power), (answer_base, _, answer_power) = gold.unit.partition("^"), answer.unit.partition("^")
+    if gold_power != answer_power:
+        return None
+    # "10 units" and "10 cm"; "14 triangles" and "14 right triangles": things that are counted have many names.
     if of_gold or of_answer:
-        loose = answer.unit if of_gold else gold.unit
-        return Fraction(1) if loose.partition("^")[0] in ("unit", "point") else None
+        known, loose = (gold.unit, answer_base) if of_gold else (answer.unit, gold_base)
+        return Fraction(1) if loose == "unit" and unit_scale(known)[0].startswith("length") else None
     return Fraction(1)
 
 
 def _percents(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
+    if gold.unit or answer.unit:
+        return False
     if gold.percent and answer.percent:
         return _values(gold, answer, policy, Fraction(1))
     # One is x % and the other a plain number: the same value, or the same number without the sign.
@@ -153,6 +162,8 @@ def _values(gold: Answer, answer: Answer, policy: GradePolicy, scale: Fraction) 
         if gold_form is not None and answer_form is not None and verdict is False:
             return False
         if provably_different(gold.tree, tree):
+            return False
+        if _free(gold.tree) != _free(tree) and provably_varies(gold.tree if _free(gold.tree) else tree):
             return False
         return None if scale == 1 else False
     if scale != 1:
@@ -334,6 +345,8 @@ def _bases(gold: Answer, answer: Answer, policy: GradePolicy) -> bool:
 
 def _base_and_number(base: Answer, number: Answer, policy: GradePolicy) -> bool:
     digits, value = base.value
+    if number.unit or number.percent:
+        return False
     written = re.sub(r"[\s,]", "", number.text).lstrip("0") or "0"
     if value == 10:
         return written == digits
@@ -823,6 +836,12 @@ def _as_sets(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
         names = [_names(side) for side in (gold, answer)]
         if names[0] and names[1] and names[0] != names[1] and len(names[0]) == len(names[1]) == 1:
             return False
+    if relations == 1:
+        plain = gold if answer.kind == "relation" else answer
+        if plain.kind not in _SETS:
+            return False
+    if any(side.kind == "tuple" and _no_interval(side) for side in (gold, answer)):
+        return False
     if relations == 0 and gold.kind != answer.kind:
         listed = [item for side in (gold, answer) if side.kind == "list" for item in side.items]
         if any(item.kind not in ("tuple", "relation", "union") for item in listed):
@@ -840,6 +859,14 @@ def _as_sets(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
             return False
         verdicts += [l1.same(l2), h1.same(h2)]
     return _all(verdicts)
+
+
+def _no_interval(answer: Answer) -> bool:
+    """A tuple of three, or one whose ends are numbers in the wrong order."""
+    if len(answer.items) != 2:
+        return True
+    low, high = _end(answer.items[0]), _end(answer.items[1])
+    return low is not None and high is not None and low.value > high.value
 
 
 def _names(relation: Answer) -> frozenset:
@@ -869,7 +896,7 @@ _HANDLERS = {
     ("number", "ratio"): lambda g, a, p: _ratio_and_number(a, g, p),
     ("base", "base"): _bases,
     ("base", "number"): _base_and_number,
-    ("number", "base"): lambda g, a, p: _base_and_number(a, g, p),
+    ("number", "base"): lambda g, a, p: a.value[1] == 10 and _base_and_number(a, g, p),
     ("matrix", "matrix"): _matrices,
     ("set", "set"): _sequences,
     ("list", "list"): _sequences,

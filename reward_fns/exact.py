@@ -21,7 +21,16 @@ import threading
 from fractions import Fraction
 from functools import lru_cache
 
-__all__ = ["Refused", "Unsupported", "const_value", "equal", "normal_form", "numeric", "provably_different"]
+__all__ = [
+    "Refused",
+    "Unsupported",
+    "const_value",
+    "equal",
+    "normal_form",
+    "numeric",
+    "provably_different",
+    "provably_varies",
+]
 
 MAX_BITS = 40_000
 MAX_TERMS = 400
@@ -588,6 +597,20 @@ def _numeric_function(name: str, x, bound: float):
     value = function[name](x)
     slope = math.cosh(x) if name in ("sinh", "cosh") else 1.0
     return value, 2 * slope * bound + 8 * _EPS * max(1.0, abs(value))
+
+
+def provably_varies(tree: tuple, seed: int = 7) -> bool:
+    """True when the tree has different values at two points, beyond rounding."""
+    import random
+
+    values = []
+    for trial in range(4):
+        generator = random.Random(seed + trial)
+        try:
+            values.append(numeric(tree, {"?": lambda g=generator: g.uniform(0.35, 1.9)}))
+        except (Unsupported, Refused, OverflowError, ZeroDivisionError, ValueError):
+            continue
+    return any(abs(v - w) > 8 * (e + f) for v, e in values for w, f in values)
 
 
 def provably_different(a: tuple, b: tuple, seed: int = 7) -> bool:

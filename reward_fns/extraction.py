@@ -224,7 +224,7 @@ def _boxed(text: str) -> Found | None:
         if len(nested) == 1 and inside.strip().startswith("\\"):
             inside = nested[0].inside
         return Found(inside, "boxed")
-    return Found(", ".join(box.inside for box in group), "boxed")
+    return Found(", ".join(dict.fromkeys(box.inside.strip() for box in group)), "boxed")
 
 
 _NUMBER_AFTER = re.compile(r"\s*=\s*(-?\d{1,15}(?:\.\d{1,15})?)(?![\d.]*\s*[\w\\^!/({*+])")
