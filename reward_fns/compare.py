@@ -6,6 +6,7 @@ from fractions import Fraction
 from .answers import Answer, _number_word, _word_key, unit_scale
 from .clean import TEXT_OPEN
 from .exact import Refused, Unsupported, const_value, equal, normal_form, numeric, provably_different, provably_varies
+from .latex import TRIG
 from .policy import GradePolicy
 
 __all__ = ["compare"]
@@ -184,7 +185,8 @@ def _looks_mathematical(answer: Answer) -> bool:
     if TEXT_OPEN in text or len(text) < 1 or not text.isascii():
         return False
     plain = re.sub(r"\\[a-zA-Z]+|_\{[^{}]*\}", " ", text)
-    return not re.search(r"[A-Za-z]{5,}", plain)
+    names = [name for name in re.findall(r"[A-Za-z]{3,}", plain) if name not in TRIG]
+    return len(names) <= 1 and not any(len(name) > 4 for name in names)
 
 
 def _free(tree: tuple) -> bool:

@@ -536,7 +536,7 @@ def _whole(text: str) -> Found | None:
     words = re.findall(r"[A-Za-z]{2,}", plain)
     if len(words) > 6:
         return None
-    return Found(stripped, "whole text")
+    return Found(_without_delimiters(stripped), "whole text")
 
 
 def extract(text: str, mode: str = "auto", numeric_gold: bool = True, unfinished_thinking: str = "no answer") -> Found:
