@@ -1,6 +1,8 @@
 """What the official modes share: reading a gold column, and running long or symbolic work in a worker."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -8,6 +10,12 @@ from ..workers import ERROR, TIMEOUT, run_guarded
 
 # (correct, extracted answer or None, gold answer or None)
 Verdict = tuple[bool, str | None, str | None]
+
+# Processor seconds for one comparison in sympy. The official limits are 3 to 15 seconds of wall clock; every real pair
+# that we measured needs less than this, and what needs more is a power tower or its like, wrong in either case.
+CPU_SECONDS = 1.0
+# A worker that waits for a busy processor may take this many times longer by the clock.
+WALL_FACTOR = 1.8
 
 # Some official patterns need quadratic time. Up to this length that is milliseconds; longer answers go to a worker.
 INLINE_CHARS = 1000
@@ -18,11 +26,29 @@ class Unreadable(Exception):
 
 
 def guarded(kind: str, payload: tuple, timeout: float) -> Any:
-    """Runs a registered worker function; raises `Unreadable` when it has no result."""
-    result = run_guarded(kind, payload, timeout)
+    """Runs a registered worker function; raises `Unreadable` when it has no result.
+
+    The verdict must not depend on what else the machine does, so `timeout` is processor time: the worker function
+    gets it as its last argument and keeps to it with `cpu_limit`.
+    """
+    result = run_guarded(kind, (*payload, timeout), WALL_FACTOR * timeout)
     if result is TIMEOUT or result is ERROR:
         raise Unreadable(f"{kind}: {result!r}")
     return result
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """In a worker: ends the process when the block has used so many seconds of processor time."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @lru_cache(maxsize=8192)

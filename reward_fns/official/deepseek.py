@@ -21,10 +21,12 @@ from functools import lru_cache
 
 from ..workers import register
 from ._common import (
+    CPU_SECONDS,
     INLINE_CHARS,
     Unreadable,
     Verdict,
     brace_shorthand,
+    cpu_limit,
     gsm8k_answer,
     guarded,
     guarded_cached,
@@ -33,11 +35,10 @@ from ._common import (
 )
 from ._sympy_runtime import require_latex_parser
 
-TIMEOUT_SECONDS = 15.0
 PRECISION = 1e-3
 Symbolic = Callable[[str, str], bool]
 
-register("official.deepseek.strip", "reward_fns.official.deepseek:strip_string")
+register("official.deepseek.strip", "reward_fns.official.deepseek:_strip_in_worker")
 register("official.deepseek.math", "reward_fns.official.deepseek:_eval_math_in_worker")
 register("official.deepseek.single", "reward_fns.official.deepseek:_is_correct_in_worker")
 
@@ -274,16 +275,23 @@ def _unique(items: list[str]) -> list[str]:
     return list(dict.fromkeys(items))
 
 
-def _is_correct_in_worker(prediction: str, reference: str) -> bool:
+def _strip_in_worker(text: str, seconds: float) -> str:
+    with cpu_limit(seconds):
+        return strip_string(text)
+
+
+def _is_correct_in_worker(prediction: str, reference: str, seconds: float) -> bool:
     from .symbolic import deepseek_symbolic_equal
 
-    return is_correct(prediction, reference, deepseek_symbolic_equal)
+    with cpu_limit(seconds):
+        return is_correct(prediction, reference, deepseek_symbolic_equal)
 
 
-def _eval_math_in_worker(predictions: list[str], references: list[str]) -> bool:
+def _eval_math_in_worker(predictions: list[str], references: list[str], seconds: float) -> bool:
     from .symbolic import deepseek_symbolic_equal
 
-    return matches(predictions, references, deepseek_symbolic_equal)
+    with cpu_limit(seconds):
+        return matches(predictions, references, deepseek_symbolic_equal)
 
 
 @lru_cache(maxsize=8192)
@@ -296,7 +304,7 @@ def _shown(answers: list[str] | tuple[str, ...]) -> str | None:
     return ", ".join(answers) if answers else None
 
 
-def deepseek_math(gold: str, completion: str, *, question: str = "", timeout: float = TIMEOUT_SECONDS) -> Verdict:
+def deepseek_math(gold: str, completion: str, *, question: str = "", timeout: float = CPU_SECONDS) -> Verdict:
     r"""The DeepSeekMath evaluation's verdict on one completion.
 
     Args:
@@ -305,7 +313,7 @@ def deepseek_math(gold: str, completion: str, *, question: str = "", timeout: fl
         completion: The model's text.
         question: The problem. Official only with it: the answers of a problem that says "separated by commas" are
             split at commas. Without it they are compared as they stand, in order.
-        timeout: Seconds for sympy; the official limit is 15.
+        timeout: Seconds of processor time for sympy; the official limit is 15 seconds by the clock.
 
     Returns:
         `(correct, extracted, gold)`, the last two normalised, several answers joined by ", ".

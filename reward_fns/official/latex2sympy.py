@@ -1,8 +1,8 @@
 r"""What only the last parser of the Qwen2.5-Math grader, latex2sympy2 1.9.1, can read. Runs in worker processes only.
 
 The grader asks it after sympy's `parse_latex` and `parse_expr` have refused a text. Of its grammar that leaves, in
-answers: lists `[\frac12,3]`, matrices with sums, products and powers of them, chains of relations, numbers with leading
-zeros, and ":" for division. As there, the text may go on after what was read.
+answers: lists `[\frac12,3]`, matrices with sums, products and powers of them, chains of relations, numbers with
+leading zeros, and ":" for division. As there, the text may go on after what was read.
 """
 
 import re

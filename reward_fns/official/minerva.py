@@ -19,9 +19,11 @@ from functools import lru_cache
 
 from ..workers import register
 from ._common import (
+    CPU_SECONDS,
     Unreadable,
     Verdict,
     apply_to_text,
+    cpu_limit,
     cut_at,
     gsm8k_answer,
     guarded_cached,
@@ -30,7 +32,6 @@ from ._common import (
 )
 from ._sympy_runtime import require_latex_parser
 
-TIMEOUT_SECONDS = 5.0
 STOPS = ("Problem:",)
 PREFIX = "Final Answer: The final answer is"
 SUFFIX = " I hope it is correct"
@@ -73,8 +74,8 @@ _ROOT = re.compile(r"sqrt(?!\[)([^{])")
 _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+")
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
-register("official.minerva.normalize", "reward_fns.official.minerva:normalize_final_answer")
-register("official.minerva.equal", "reward_fns.official.symbolic:minerva_equal")
+register("official.minerva.normalize", "reward_fns.official.minerva:_normalize_in_worker")
+register("official.minerva.equal", "reward_fns.official.symbolic:minerva_equal_in_worker")
 
 
 def last_box_or_bare(text: str) -> str | None:
@@ -128,6 +129,11 @@ def normalize_final_answer(answer: str) -> str:
     return answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
 
 
+def _normalize_in_worker(answer: str, seconds: float) -> str:
+    with cpu_limit(seconds):
+        return normalize_final_answer(answer)
+
+
 @lru_cache(maxsize=8192)
 def _gold(gold: str) -> str | None:
     answer = gsm8k_answer(gold)
@@ -138,11 +144,11 @@ def _gold(gold: str) -> str | None:
     return (
         None
         if answer is None
-        else apply_to_text(normalize_final_answer, "official.minerva.normalize", answer, TIMEOUT_SECONDS)
+        else apply_to_text(normalize_final_answer, "official.minerva.normalize", answer, CPU_SECONDS)
     )
 
 
-def is_equiv(first: str, second: str, timeout: float = TIMEOUT_SECONDS) -> bool:
+def is_equiv(first: str, second: str, timeout: float = CPU_SECONDS) -> bool:
     """Whether two normalised answers are equal strings or, for sympy, equal expressions. Runs sympy in a worker."""
     if first and first == second:
         return True
@@ -155,13 +161,13 @@ def is_equiv(first: str, second: str, timeout: float = TIMEOUT_SECONDS) -> bool:
         return False
 
 
-def minerva_math(gold: str, completion: str, *, timeout: float = TIMEOUT_SECONDS) -> Verdict:
+def minerva_math(gold: str, completion: str, *, timeout: float = CPU_SECONDS) -> Verdict:
     r"""The harness' minerva_math `exact_match` on one completion.
 
     Args:
         gold: A solution with a box (the `solution` column), or the bare answer.
         completion: The model's text.
-        timeout: Seconds for sympy; the official limit is 5.
+        timeout: Seconds of processor time for sympy; the official limit is 5 seconds by the clock.
 
     Returns:
         `(correct, extracted, gold)`, the last two normalised; `extracted` None where the harness has

@@ -23,10 +23,12 @@ from functools import lru_cache
 
 from ..workers import register
 from ._common import (
+    CPU_SECONDS,
     Unreadable,
     Verdict,
     apply_to_text,
     brace_shorthand,
+    cpu_limit,
     cut_at,
     gsm8k_answer,
     guarded_cached,
@@ -37,12 +39,11 @@ from ._sympy_runtime import require_latex_parser
 from .deepseek import Symbolic, _assigned, _difference, _is_matrix, _rows, parse_digits
 from .word_numbers import word_to_num
 
-TIMEOUT_SECONDS = 3.0
 RELATIVE_PRECISION = 1e-4
 STOPS = ("</s>", "<|im_end|>", "<|endoftext|>")
 CHOICES = frozenset("ABCDE")
 
-register("official.qwen.tidy", "reward_fns.official.qwen:tidy")
+register("official.qwen.tidy", "reward_fns.official.qwen:_tidy_in_worker")
 register("official.qwen.equal", "reward_fns.official.qwen:_math_equal_in_worker")
 
 # In the order in which they are tried; a point stands for any character, as in the original's patterns.
@@ -276,10 +277,16 @@ def math_equal(prediction: str, reference: str, symbolic: Symbolic) -> bool:
     return symbolic(prediction, reference)
 
 
-def _math_equal_in_worker(prediction: str, reference: str) -> bool:
+def _tidy_in_worker(answer: str, seconds: float) -> str:
+    with cpu_limit(seconds):
+        return tidy(answer)
+
+
+def _math_equal_in_worker(prediction: str, reference: str, seconds: float) -> bool:
     from .symbolic import qwen_symbolic_equal
 
-    return math_equal(prediction, reference, qwen_symbolic_equal)
+    with cpu_limit(seconds):
+        return math_equal(prediction, reference, qwen_symbolic_equal)
 
 
 @lru_cache(maxsize=8192)
@@ -290,13 +297,13 @@ def _gold(gold: str, timeout: float) -> str:
     return apply_to_text(tidy, "official.qwen.tidy", gold, timeout) if short is None else strip_string(short)
 
 
-def qwen25_math(gold: str, completion: str, *, timeout: float = TIMEOUT_SECONDS) -> Verdict:
+def qwen25_math(gold: str, completion: str, *, timeout: float = CPU_SECONDS) -> Verdict:
     r"""The Qwen2.5-Math evaluation's verdict on one completion.
 
     Args:
         gold: A MATH solution with a box, a bare answer, or a GSM8K answer (`... #### 18`).
         completion: The model's text.
-        timeout: Seconds for sympy; the official limit is 3.
+        timeout: Seconds of processor time for sympy; the official limit is 3 seconds by the clock.
 
     Returns:
         `(correct, extracted, gold)`, the last two normalised.

@@ -25,6 +25,7 @@ from sympy.parsing.sympy_parser import (
     stringify_expr,
 )
 
+from ._common import cpu_limit
 from ._sympy_runtime import RUNTIMES, runtime_version
 
 # `parse_latex` asks for a runtime 4.11 by name; the others in RUNTIMES read the same tables.
@@ -173,6 +174,12 @@ def equals(first: Any, second: Any) -> Any:
 
 def _is_zero(item: Any) -> bool:
     return bool(sympy.simplify(item) == 0)
+
+
+def minerva_equal_in_worker(first: str, second: str, seconds: float) -> bool:
+    """`minerva_equal` within so many seconds of processor time."""
+    with cpu_limit(seconds):
+        return minerva_equal(first, second)
 
 
 def minerva_equal(first: str, second: str) -> bool:
