@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback
 
 from trl_grpo_plus import IterativeGRPOConfig, IterativeGRPOTrainer
 from trl_grpo_plus.demo import load_demo_tokenizer, make_problems
@@ -151,9 +151,11 @@ def toy_trainer(policy, output_dir, reward_model=None, config=None, **kwargs) ->
         "train_dataset": make_problems(6, seed=0),
         "step_labeler": label_by_length,
     }
-    return IterativeGRPOTrainer(
+    trainer = IterativeGRPOTrainer(
         policy,
         reward_model or BagOfWords(),
         toy_config(output_dir, **(config or {})),
         **{**values, **kwargs},
     )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
