@@ -54,6 +54,9 @@ def test_pass_at_1_is_logged_and_equals_the_demo_policy_graded_by_hand(tmp_path)
     trainer.train()
     logged = {e["step"]: e["eval_math/pass@1"] for e in trainer.state.log_history if "eval_math/pass@1" in e}
     assert sorted(logged) == [0, 2]
+    entries = {e["step"]: e for e in trainer.state.log_history if "eval_math/pass@1" in e}
+    assert not any(key.startswith("reward") for e in entries.values() for key in e), "training metrics stay together"
+    assert sum("reward" in e for e in trainer.state.log_history) == 2
 
     tokenizer, hits = load_demo_tokenizer(), 0
     for row in problems:

@@ -31,8 +31,8 @@ class EvalCallback(TrainerCallback):
     ```
 
     The metrics come as `eval_math/pass@1` (greedy), with more samples also `eval_math/mean@k`, `eval_math/pass@k` and
-    `eval_math/maj@k`, and `eval_math/truncated`, `eval_math/no_answer`, `eval_math/mean_tokens`. They are logged
-    through `trainer.log`, so they reach the log history, the progress table and every reporter like the trainer's own.
+    `eval_math/maj@k`, and `eval_math/truncated`, `eval_math/no_answer`, `eval_math/mean_tokens`. They reach
+    the log history, the progress table and every reporter like the trainer's own metrics, in an entry of their own.
     Sampling takes no random number from torch: training goes on as if it had not been evaluated.
 
     The best checkpoint is saved at the step where it was measured and recorded as the trainer's
@@ -148,7 +148,8 @@ class EvalCallback(TrainerCallback):
         best = max((h[self.metric] for h in self.history), default=-math.inf)
         values = self.evaluate()
         self.history.append({"step": state.global_step, **values})
-        self.trainer.log({f"{self.prefix}/{name}": value for name, value in values.items()})
+        # TRL's own `log` would flush the training metrics that are not complete yet, and write a completions table.
+        Trainer.log(self.trainer, {f"{self.prefix}/{name}": value for name, value in values.items()})
         # Before the first step there is nothing to keep: the model is where it came from.
         if self.keep_best and values[self.metric] > best and state.global_step > 0:
             state.best_metric = values[self.metric]

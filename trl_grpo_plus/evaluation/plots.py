@@ -31,7 +31,8 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 7.0, height: floa
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _style(axes, title: str, x: str, y: str) -> None:
+def style(axes, title: str, x: str, y: str) -> None:
+    """Title, labels and a light grid."""
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -83,7 +84,7 @@ def curves_by_k(summaries: dict[str, dict[str, Any]], path: Path) -> bool:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ticks), [str(k) for k in sorted(ticks)])
     axes.minorticks_off()
-    _style(axes, "pass@k and maj@k", "k", "problems solved, %")
+    style(axes, "pass@k and maj@k", "k", "problems solved, %")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path)
     return True
@@ -116,7 +117,7 @@ def accuracy_by(summaries: dict[str, dict[str, Any]], field: str, path: Path) ->
         names.append(f"{short}\nn={counts[g]}")
     axes.set_xticks(range(len(groups)), names, fontsize=8)
     axes.set_ylim(0, 104)
-    _style(axes, f"Accuracy {field.replace('_', ' ')}", "", f"{label.replace('greedy', 'greedy pass@1')}, %")
+    style(axes, f"Accuracy {field.replace('_', ' ')}", "", f"{label.replace('greedy', 'greedy pass@1')}, %")
     if len(summaries) > 1:
         figure.legend(
             *axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4
@@ -162,7 +163,7 @@ def length_histogram(records: dict[str, Sequence[Record]], path: Path) -> bool:
             color=[p[1] for p in shown],
             label=[f"{p[0]} ({len(p[2])})" for p in shown],
         )
-        _style(ax, f"Completion length: {name}", "tokens (last bin: and more)" if clipped else "tokens", "samples")
+        style(ax, f"Completion length: {name}", "tokens (last bin: and more)" if clipped else "tokens", "samples")
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(path)
     return True
