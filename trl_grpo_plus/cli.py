@@ -5,6 +5,7 @@ import sys
 
 # name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": ("trl_grpo_plus.demo.command", "see process supervision learn, offline, in minutes"),
     "check-data": ("trl_grpo_plus.check_data", "how the rewards read each gold answer of a data set"),
     "train": ("trl_grpo_plus.train_command", "train a policy from a YAML file"),
     "label": ("trl_grpo_plus.reward_models.label_command", "label steps by roll-outs, without humans"),
