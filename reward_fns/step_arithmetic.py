@@ -8,7 +8,7 @@ GSM8K's calculator marks (`<<48/2=24>>`), in prose with units and words among th
 apples"), or in LaTeX; `a = b = c` is two equalities. It holds in exact arithmetic, or else if
 
 - one side is a single decimal and the other side, rounded (or cut off) at that decimal's last place, gives it;
-- a number of 15 or more digits shows a calculator at work and the sides agree in double precision;
+- a number of 16 or more digits shows a calculator at work and the sides agree in double precision;
 - percent signs are read as labels instead of hundredths ("19/20 * 100 = 95%");
 - the units that are named differ by a known factor and the numbers agree after conversion ("90 minutes = 1.5 hours").
 
@@ -387,7 +387,7 @@ def _word(line: str, match: re.Match, tokens: list[_Token], glued: bool) -> int:
     last = tokens[-1] if tokens else None
     after_operand = last is not None and last.kind in ("number", ")", "words")
     # "3x4" and "3 boxes x4": the digits would otherwise be read as part of a name.
-    if text[0] in "xX" and text[1:].isdigit() and after_operand and not (glued and last.kind == "words"):
+    if re.match(r"[xX]\d", text) and after_operand and not (glued and last.kind == "words"):
         text, position = text[0], match.start() + 1
     operand = _OPERAND_AHEAD.match(line, position) or (not glued and _SIGNED_OPERAND_AHEAD.match(line, position))
     if after_operand and operand and text.lower() in _WORD_OPERATORS:
@@ -852,7 +852,7 @@ def _agree(left: _Node, right: _Node, scale: dict[str, Fraction] = _NO_SCALE) ->
 
 def _float_error(tokens: list[_Token]) -> Fraction:
     """What a calculator in double precision may be off by; 0 unless a number shows that one was at work."""
-    if not any(token.place and len(token.text.replace(".", "").lstrip("0")) >= 15 for token in tokens):
+    if not any(token.place and len(token.text.replace(".", "").lstrip("0")) >= 16 for token in tokens):
         return Fraction(0)
     return max(abs(token.value) for token in tokens) / 10**14
 
