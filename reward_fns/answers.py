@@ -478,7 +478,7 @@ _CHOICE_WITH_TEXT = re.compile(
 )
 
 
-def _choice(text: str, marked: bool) -> Answer | None:
+def _choice(text: str, marked: bool, depth: int) -> Answer | None:
     """`C`, `(C)`, `\\text{C}`, `C. x = 42`, `(C) 42`. A bare small letter is a variable."""
     words = _plain_words(text)
     match = _CHOICE.fullmatch(words)
@@ -489,7 +489,12 @@ def _choice(text: str, marked: bool) -> Answer | None:
         return answer
     match = _CHOICE_WITH_TEXT.fullmatch(words)
     if match:
-        return Answer("choice", words, value=(match[1] or match[2] or match[3],))
+        answer = Answer("choice", words, value=(match[1] or match[2] or match[3],))
+        written = text.replace(TEXT_OPEN, " ").replace(TEXT_CLOSE, " ").strip()
+        rest = _CHOICE_WITH_TEXT.fullmatch(written)
+        if rest and depth < 3:
+            answer.alternatives.append(_read(rest[4], depth + 8))
+        return answer
     return None
 
 
@@ -568,7 +573,7 @@ def _read(text: str, depth: int) -> Answer:
         return Answer("set", text, alternatives=[Answer("word", text, value=("nosolution",))])
     if re.fullmatch(r"\\mathbb\s*\{?R\}?", text):
         return Answer("union", text, items=(_reals(),), alternatives=[Answer("word", text, value=("realnumbers",))])
-    found = _choice(text, marked) or _date_or_time(words)
+    found = _choice(text, marked, depth) or _date_or_time(words)
     if found:
         return found
     number = _number_word(words)
@@ -612,7 +617,7 @@ def _read_words(words: str, depth: int) -> Answer:
     prose = _PROSE_ANSWER.search(words)
     if prose:
         return _read(prose[1], depth + 1)
-    inner = _date_or_time(words) or _choice(words, True)
+    inner = _date_or_time(words) or _choice(words, True, depth)
     if inner:
         return inner
     parts = [p for p in re.split(r"\s*(?:,|;|\band\b|\bor\b)\s*", words) if p]
@@ -769,10 +774,10 @@ def _depth_at(text: str, position: int) -> int:
 
 
 def _decimal_comma(text: str) -> list[Answer]:
-    """`2,74` as 2.74: no space, two or more digits after the comma, or a whole part that cannot be a list's."""
+    """`2,74` as 2.74: no space, and two or more digits after the comma."""
     rest, unit, percent = _strip_unit(text)
     match = re.fullmatch(r"(-?\d+),(\d+)", rest)
-    if match and (len(match[2]) >= 2 or match[1].lstrip("-") == "0" or len(match[1]) > 3):
+    if match and len(match[2]) >= 2:
         return [_number(f"{match[1]}.{match[2]}", unit, percent)]
     return []
 
@@ -854,6 +859,25 @@ def _has_variable(form: tuple) -> bool:
     return any(atom[0] in ("v", "f") for poly in form for monomial in poly for atom, _ in monomial)
 
 
+_TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\mathsf\s*\{\s*T\s*\})\s*\}?")
+_COMPOUND = re.compile(
+    r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?", re.IGNORECASE
+)
+
+
+def _compound(text: str) -> Answer | None:
+    """`2 hours 30 minutes`, `5 ft 6 in`: one quantity in the smaller unit."""
+    match = _COMPOUND.fullmatch(re.sub(f"[{TEXT_OPEN}{TEXT_CLOSE}]", " ", text).strip())
+    if not match:
+        return None
+    units = [_unit_name(match[2]), _unit_name(match[4])]
+    scales = [unit_scale(unit) if unit else None for unit in units]
+    if None in scales or scales[0][0] != scales[1][0] or scales[0][1] <= scales[1][1]:
+        return None
+    total = Fraction(match[1]) * scales[0][1] / scales[1][1] + Fraction(match[3])
+    return _number(str(total), units[1])
+
+
 _ONE_LETTER_UNIT = re.compile(r"([\d./]+|\\frac\{\d+\}\{\d+\})\s*((?:m|g|s|h|l|L)(?:\s*\^\s*\{?[23]\}?)?)")
 
 
@@ -886,6 +910,16 @@ def _read_value(text: str, depth: int) -> Answer:
             inner = _read(inside, depth + 1)
             if inner.kind != "number":
                 return inner
+    transposed = _TRANSPOSED.fullmatch(text)
+    if transposed:
+        inner = _read_value(transposed[1], depth + 1)
+        if inner.kind == "tuple":
+            return Answer("matrix", text, items=tuple((item,) for item in inner.items))
+        if inner.kind == "matrix":
+            return Answer("matrix", text, items=tuple(zip(*inner.items, strict=True)))
+    compound = _compound(text)
+    if compound:
+        return compound
     signs = _SIGNS.findall(text)
     if signs and len(signs) <= 3:
         variants = _plus_minus(text)

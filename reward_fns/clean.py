@@ -305,4 +305,4 @@ def canonical(text: str) -> str:
     text = re.sub(r"([_^])\s*\{(\w)\}", r"\1\2", text)
     text = re.sub(r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])", r"\1␣", text)
     text = re.sub(r"(?<=\d)\s+(?=[\d.])", "␣", text)
-    return re.sub(r"\s+", "", text).strip(".,;:")
+    return re.sub(r"\s+", "", text).rstrip(".,;:").lstrip(",;:")

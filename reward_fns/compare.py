@@ -1,11 +1,22 @@
 """Compares two readings. True and False are certain; None means that only sympy can tell."""
 
+import math
 import re
 from fractions import Fraction
 
 from .answers import Answer, _number_word, _word_key, unit_scale
 from .clean import TEXT_OPEN
-from .exact import Refused, Unsupported, const_value, equal, normal_form, numeric, provably_different, provably_varies
+from .exact import (
+    ONE_POLY,
+    Refused,
+    Unsupported,
+    const_value,
+    equal,
+    normal_form,
+    numeric,
+    provably_different,
+    provably_varies,
+)
 from .latex import TRIG
 from .policy import GradePolicy
 
@@ -628,6 +639,7 @@ class _End:
         return verdict
 
 
+_MINUS_INFINITY, _INFINITY_END = _End(float("-inf"), None), _End(float("inf"), None)
 _INFINITY = re.compile(r"([+-]?)\s*(?:\\infty|infinity|inf|oo)")
 
 
@@ -726,24 +738,41 @@ def _relation_pieces(answer: Answer) -> list[Piece] | None:
     (name,) = names
     result: list[Piece] | None = None
     for i, op in enumerate(answer.ops):
-        pieces = _solve_linear(answer.items[i], op, answer.items[i + 1], name)
+        pieces = _solve(answer.items[i].tree, op, answer.items[i + 1].tree, name)
         if pieces is None:
             return None
         result = pieces if result is None else _intersection(result, pieces)
     return result
 
 
-def _solve_linear(left: Answer, op: str, right: Answer, name: str) -> list[Piece] | None:
-    infinite = (_End(float("-inf"), None), _End(float("inf"), None))
-    if left.tree is None or right.tree is None:
+def _solve(left: tuple | None, op: str, right: tuple | None, name: str) -> list[Piece] | None:
+    """Solves left op right for `name`. None stands for an infinite side."""
+    if left is None or right is None:
         # -∞ < x, or x < ∞.
-        return [(infinite[0], False, infinite[1], False)] if op in ("<", ">", "\\le", "\\ge") else None
+        return [(_MINUS_INFINITY, False, _INFINITY_END, False)] if op in ("<", ">", "\\le", "\\ge") else None
+    if right[0] == "abs" and left[0] != "abs":
+        left, op, right = right, _FLIP.get(op, op), left
+    if left[0] != "abs":
+        return _solve_linear(left, op, right, name)
+    if _variables(right):
+        return None
+    inner, minus = left[1], ("-", right)
+    if op in ("<", "\\le"):
+        parts = [_solve_linear(inner, op, right, name), _solve_linear(inner, _FLIP[op], minus, name)]
+        return None if None in parts else _intersection(*parts)
+    if op in (">", "\\ge", "="):
+        parts = [_solve_linear(inner, op, right, name), _solve_linear(inner, _FLIP[op], minus, name)]
+        return None if None in parts else parts[0] + parts[1]
+    return None
+
+
+def _solve_linear(left: tuple, op: str, right: tuple, name: str) -> list[Piece] | None:
     atom = ("v", name)
     try:
-        numerator, denominator = normal_form(("+", left.tree, ("-", right.tree)))
+        numerator, denominator = normal_form(("+", left, ("-", right)))
     except (Unsupported, ZeroDivisionError):
         return None
-    if len(denominator) != 1 or any(m for m in denominator):
+    if len(denominator) != 1 or any(denominator):
         return None
     slope, constant = Fraction(0), {}
     for monomial, coefficient in numerator.items():
@@ -756,8 +785,6 @@ def _solve_linear(left: Answer, op: str, right: Answer, name: str) -> list[Piece
             constant[monomial] = coefficient
     if not slope:
         return None
-    from .exact import ONE_POLY
-
     form = ({m: -c / slope for m, c in constant.items()}, ONE_POLY)
     value = _form_value(form)
     if value is None:
@@ -766,19 +793,17 @@ def _solve_linear(left: Answer, op: str, right: Answer, name: str) -> list[Piece
     if slope < 0:
         op = _FLIP.get(op, op)
     return {
-        "<": [(infinite[0], False, end, False)],
-        "\\le": [(infinite[0], False, end, True)],
-        ">": [(end, False, infinite[1], False)],
-        "\\ge": [(end, True, infinite[1], False)],
+        "<": [(_MINUS_INFINITY, False, end, False)],
+        "\\le": [(_MINUS_INFINITY, False, end, True)],
+        ">": [(end, False, _INFINITY_END, False)],
+        "\\ge": [(end, True, _INFINITY_END, False)],
         "=": [(end, True, end, True)],
-        "\\ne": [(infinite[0], False, end, False), (end, False, infinite[1], False)],
+        "\\ne": [(_MINUS_INFINITY, False, end, False), (end, False, _INFINITY_END, False)],
     }.get(op)
 
 
 def _form_value(form: tuple) -> float | None:
     """A constant polynomial in radicals and π as a float."""
-    import math
-
     total = 0.0
     for monomial, coefficient in form[0].items():
         try:

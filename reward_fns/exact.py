@@ -22,6 +22,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 __all__ = [
+    "ONE_POLY",
     "Refused",
     "Unsupported",
     "const_value",

@@ -28,8 +28,8 @@ class GoldRow:
         read: The gold answer that was found in it, or None.
         method: How it was found: "bare", "boxed", "####", "final answer", "number", ...
         kind: What it is: "number", "list", "set", "tuple", "union", "matrix", "relation", "word", "choice", ...
-        status: "ok"; "unreadable" (empty, or too large: the reward is None for it); "ambiguous" (more than one reading,
-            see `note`); "symbolic" (outside of the exact arithmetic: each comparison needs sympy).
+        status: "ok"; "unreadable" (empty, or too large: the reward is None for it); "ambiguous" (more than one
+            reading, see `note`); "symbolic" (outside of the exact arithmetic: each comparison needs sympy).
         note: Why.
     """
 
@@ -154,8 +154,8 @@ def _first(row: dict, names: Sequence[str]) -> tuple[str, Any]:
 
 
 def _row(index: int, column: str, value: Any) -> GoldRow:
-    raw = str(value) if not isinstance(value, str) else value
-    raw = raw if len(raw) <= 120 else raw[:40] + " … " + raw[-76:]
+    raw = " ".join(str(value).split())
+    raw = raw if len(raw) <= 60 else raw[:12] + " … " + raw[-45:]
     golds = read_gold_answers(value)
     readable = [gold for gold in golds if gold.answer is not None]
     if not readable:
@@ -173,9 +173,13 @@ def _row(index: int, column: str, value: Any) -> GoldRow:
 def _status(text: str, answer: Answer) -> tuple[str, str]:
     if answer.kind == "false":
         return "ambiguous", "contradicts itself"
+    # `2,125` is a number by convention; only `2,12` leaves a doubt.
+    grouped = answer.kind == "number" and answer.decimals is not None
     readings = [a for a in answer.alternatives if a.kind != answer.kind or a.key != answer.key]
+    readings = [a for a in readings if not (grouped and a.kind == "list")]
     if readings and answer.kind not in ("choice", "word", "set", "union", "time"):
-        return "ambiguous", f"{answer.kind}, or {readings[0].kind} {readings[0].text!r}"
+        other = readings[0]
+        return "ambiguous", f"{answer.kind}, or {other.kind} {other.text}{' ' + other.unit if other.unit else ''}"
     try:
         unread = [item for item in _leaves(answer) if item.kind == "number" and item.form is None]
     except Refused:

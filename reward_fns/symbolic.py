@@ -7,6 +7,7 @@ from fractions import Fraction
 import sympy
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify.grader import is_equation, is_relation
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
@@ -92,8 +93,9 @@ def _agree(gold, answer) -> bool | None:
     evaluated = 0
     for trial in range(6 if symbols else 1):
         sign = 1 if trial % 2 == 0 else -1
-        point = {s: sign * sympy.Rational(generator.randint(1009, 30011), 10007) for s in symbols}
-        values = [side.subs(point).evalf(DIGITS, maxn=400) for side in (gold, answer)]
+        # Exact in binary, so that no digits are lost.
+        point = {s: sign * sympy.Rational(generator.randint(1009, 12011), 4096) for s in symbols}
+        values = [side.evalf(DIGITS, subs=point, maxn=400) for side in (gold, answer)]
         if not all(value.is_number and value.is_finite for value in values):
             continue
         scale = max(abs(values[0]), abs(values[1]))
@@ -108,15 +110,37 @@ def _agree(gold, answer) -> bool | None:
 
 def trees_equal(gold_tree: list, answer_tree: list) -> str:
     """Compares two expression trees of `reward_fns.latex`. Returns "equal" or "different"."""
-    gold, answer = _build(gold_tree), _build(answer_tree)
-    if gold.has(sympy.nan, sympy.zoo) or answer.has(sympy.nan, sympy.zoo):
-        return "different"
-    if gold == answer:
+    if _equal(_build(gold_tree), _build(answer_tree)):
         return "equal"
+    if _has_bare_log(gold_tree) or _has_bare_log(answer_tree):
+        # `\\log` is base 10 in school and natural elsewhere: one reading for both sides.
+        common = [_with_base_ten(tree) for tree in (gold_tree, answer_tree)]
+        return "equal" if _equal(*map(_build, common)) else "different"
+    return "different"
+
+
+def _has_bare_log(tree) -> bool:
+    if not isinstance(tree, list):
+        return False
+    return (tree[:2] == ["fn", "log"] and len(tree) == 3) or any(map(_has_bare_log, tree))
+
+
+def _with_base_ten(tree):
+    if not isinstance(tree, list):
+        return tree
+    tree = [_with_base_ten(part) for part in tree]
+    return [*tree, ["n", "10"]] if tree[:2] == ["fn", "log"] and len(tree) == 3 else tree
+
+
+def _equal(gold, answer) -> bool:
+    if gold.has(sympy.nan, sympy.zoo) or answer.has(sympy.nan, sympy.zoo):
+        return False
+    if gold == answer:
+        return True
     agree = _agree(gold, answer)
     if agree is None:
         agree = bool(sympy.simplify(gold - answer).is_zero)
-    return "equal" if agree else "different"
+    return agree
 
 
 # --- LaTeX -----------------------------------------------------------------------------------------------------------
@@ -148,4 +172,17 @@ def symbolic_equal(gold: str, answer: str) -> str:
     same = verify(
         gold_values, answer_values, float_rounding=8, strict=True, allow_set_relation_comp=True, timeout_seconds=None
     )
+    same = same or any(_same_solutions(g, a) for g in gold_values for a in answer_values)
     return "equal" if same else "different"
+
+
+def _same_solutions(gold, answer) -> bool:
+    """Inequalities in one real variable that have the same solutions, such as x² < 4 and -2 < x < 2."""
+    if not (is_relation(gold) and is_relation(answer)) or is_equation(gold) or is_equation(answer):
+        return False
+    if len(gold.free_symbols) != 1 or {str(s) for s in gold.free_symbols} != {str(s) for s in answer.free_symbols}:
+        return False
+    try:
+        return gold.as_set() == answer.as_set()
+    except (NotImplementedError, TypeError, ValueError):
+        return False

@@ -79,13 +79,13 @@ def _print(report, args: argparse.Namespace) -> None:
     if shown:
         table = Table(title=None if args.all else "rows that need a look", title_justify="left")
         for name, options in (
-            ("row", {"justify": "right"}),
-            ("gold in the data", {"overflow": "fold", "max_width": 44}),
-            ("read as", {"overflow": "fold", "max_width": 32}),
-            ("found as", {}),
-            ("kind", {}),
-            ("status", {}),
-            ("why", {"overflow": "fold"}),
+            ("row", {"justify": "right", "no_wrap": True}),
+            ("gold in the data", {"overflow": "fold", "ratio": 3}),
+            ("read as", {"overflow": "fold", "ratio": 2}),
+            ("found as", {"no_wrap": True}),
+            ("kind", {"no_wrap": True}),
+            ("status", {"no_wrap": True}),
+            ("why", {"overflow": "fold", "ratio": 2}),
         ):
             table.add_column(name, **options)
         for row in shown:
