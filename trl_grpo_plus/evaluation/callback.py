@@ -149,7 +149,10 @@ class EvalCallback(TrainerCallback):
         values = self.evaluate()
         self.history.append({"step": state.global_step, **values})
         # TRL's own `log` would flush the training metrics that are not complete yet, and write a completions table.
+        # Logging takes back the trainer's order to log this step, which was given before this callback's turn.
+        should_log = control.should_log
         Trainer.log(self.trainer, {f"{self.prefix}/{name}": value for name, value in values.items()})
+        control.should_log = should_log
         # Before the first step there is nothing to keep: the model is where it came from.
         if self.keep_best and values[self.metric] > best and state.global_step > 0:
             state.best_metric = values[self.metric]

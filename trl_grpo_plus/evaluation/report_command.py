@@ -131,7 +131,7 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def make_panels(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Panels of curves, `{"title", "series": [{"name", "points": [[step, value], ...]}]}`, without NaN and infinity."""
+    """Panels of curves, `{"title", "series": [{"name", "points": [[step, value], ...]}]}`; only finite values."""
     series: dict[str, dict[float, float]] = {}
     for entry in history:
         if "step" not in entry:
@@ -159,7 +159,7 @@ def make_panels(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_completions(run: Path, max_steps: int, per_step: int) -> tuple[list[dict[str, Any]], int]:
-    """Completions that TRL wrote with `log_completions=True`, of at most `max_steps` evenly spread steps.
+    """Completions that TRL wrote with `log_completions=True`, of evenly spread steps.
 
     Returns:
         `[{"step", "columns", "rows"}]`, and the number of steps that the run has completions of. A row has "prompt",
@@ -241,8 +241,7 @@ def draw_panels(panels: Sequence[dict[str, Any]], path: Path) -> None:
             marker = "o" if len(x) < 25 else None
             ax.plot(x, y, color=color, lw=1.4, marker=marker, ms=3, label=short_name(s["name"], panel))
         style(ax, panel["title"], "step", "")
-        if len(panel["series"]) > 1:
-            ax.legend(frameon=False, fontsize=7)
+        ax.legend(fontsize=7, framealpha=0.6, edgecolor="none", borderpad=0.2)
     for ax in flat[len(panels) :]:
         ax.set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,6 +252,8 @@ def short_name(name: str, panel: dict[str, Any]) -> str:
     """Metric name without the parts that all curves of the panel share."""
     names = [s["name"].split("/") for s in panel["series"]]
     parts = name.split("/")
+    if len(names) == 1:
+        return "/".join(parts[1:-1] or parts[-1:])
     while len(parts) > 1 and all(len(n) > 1 and n[0] == parts[0] for n in names):
         parts, names = parts[1:], [n[1:] for n in names]
     while len(parts) > 1 and all(len(n) > 1 and n[-1] == parts[-1] for n in names):
