@@ -169,7 +169,11 @@ def _values(gold: Answer, answer: Answer, policy: GradePolicy, scale: Fraction) 
         if _variables(gold.tree) == _variables(tree) or not _free(gold.tree):
             if _rounds(gold, tree):
                 return True
-            if policy.approximate == "always" and answer.decimals and _rounds_to(gold.tree, answer, policy.digits):
+            if (
+                policy.approximate == "always"
+                and answer.decimals
+                and _rounds_to(gold.tree, gold_form, answer, policy.digits)
+            ):
                 return True
         if gold_form is not None and answer_form is not None and verdict is False:
             return False
@@ -262,9 +266,10 @@ def _rounds(gold: Answer, tree: tuple) -> bool:
     return abs(value - target) <= half * (1 + 1e-9) + 4 * abs(target) * 2.0**-52 and bound < half + abs(target) * 1e-12
 
 
-def _rounds_to(gold_tree: tuple, answer: Answer, digits: int) -> bool:
+def _rounds_to(gold_tree: tuple, gold_form: tuple | None, answer: Answer, digits: int) -> bool:
     """A decimal answer for an exact gold, right in all its digits (rounded or cut off)."""
-    if answer.significant < min(digits, 4):
+    exact = const_value(gold_form) if gold_form else None
+    if answer.significant < digits or (exact is not None and _finite_decimal(exact)):
         return False
     try:
         value, bound = numeric(gold_tree, {"?": _no_variables})

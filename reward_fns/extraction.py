@@ -311,7 +311,7 @@ def _stated(text: str) -> Found | None:
             break
     for match in _IS_ANSWER.finditer(text) if told else ():
         if best is None or match.start() > best[0]:
-            best = (match.start(), match["math"])
+            best = (match.start(), re.sub(r"^(?:\$|\\\()|(?:\$|\\\))$", "", match["math"]).strip())
     match = _A_LINE.search(text) if "A" in text else None
     if match and (best is None or match.start() > best[0]) and re.search(r"\d|\\|\$", match[1]):
         best = (match.start(), _first_sentence(match[1]))
@@ -493,8 +493,8 @@ def _last_number(text: str) -> Found | None:
     sign = ""
     before = text[: last.start("n")]
     match = re.search(r"([-−–])\s?(?:\\?[$€£¥₹]\s?)?$", before)
-    # A minus after a digit or bracket is a subtraction or a range.
-    if match and not re.search(r"[\w)\]}%]\s*$", before[: match.start()]):
+    # After a digit or bracket it is a subtraction or a range, and right after a letter a hyphen.
+    if match and not re.search(r"(?:[\d)\]}%]\s*|\w)$", before[: match.start()]):
         sign = "-"
     number = last["n"].replace(",", "") if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", last["n"]) else last["n"]
     return Found(sign + number + ("\\%" if last["pct"] else ""), "last number")
