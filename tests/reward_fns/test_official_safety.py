@@ -52,7 +52,8 @@ from reward_fns.official.symbolic import Refused, parse_python, sympify_text
 x, y = sympy.symbols("x y")
 good = {
     "2*x+1": 2*x + 1, "3!": 6, "(1,2)": (1, 2), "{1,2}": {1, 2}, "sqrt(8)": 2*sympy.sqrt(2), "x**2/2": x**2/2,
-    "max(1,2)": 2, "pi": sympy.pi, "f(x)": sympy.Function("f")(x), "1.5": sympy.Float("1.5"), "1 < x": sympy.Integer(1) < x,
+    "max(1,2)": 2, "pi": sympy.pi, "f(x)": sympy.Function("f")(x), "1.5": sympy.Float("1.5"),
+    "1 < x": sympy.Integer(1) < x,
     "0.2[1]": sympy.Rational(19, 90), "-x": -x, "Rational(1,3)": sympy.Rational(1, 3), "E": sympy.E,
 }
 for text, value in good.items():
