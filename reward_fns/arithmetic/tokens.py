@@ -119,6 +119,7 @@ _ELLIPSIS = re.compile(r"\.{2,3}|…")
 _MIXED = re.compile(r"[ ](\d{1,3})[ ]?/[ ]?(\d{1,3})(?![\d.,]*\d)")
 _OPERAND_AHEAD = re.compile(r"\s*[$€£¥₹]?\s*(?:\.?\d|[(\[½⅓⅔¼¾⅛])")
 _SIGNED_OPERAND_AHEAD = re.compile(r"\s+-[$€£¥₹]?\.?[\d(]")
+_WORD_AHEAD = re.compile(r"\s?[^\W\d_][\w'-]*")
 _WORD_OPERATORS = {"plus": "+", "minus": "-", "times": "*", "x": "*"}
 _BY_OPERATORS = {"divided": "/", "multiplied": "*"}
 _BY = re.compile(r"\s+by\b")
@@ -227,13 +228,14 @@ def _number(line: str, match: re.Match, tokens: list[Token], glued: bool) -> tup
             last.value += _VULGAR[text]
             return Token("words", ""), position
         return Token("number", text, _VULGAR[text]), position
-    if len(text) > MAX_DIGITS or _NO_QUANTITY.match(line, position) or re.match(r"0\d", text):
+    if len(text) > MAX_DIGITS or _NO_QUANTITY.match(line, position) or (text[0] == "0" and text[1:2].isdigit()):
         return Token("unknown", text, glued=glued), position
     tight = glued and len(tokens) > 1 and last.text in (":", ",") and last.glued
     if tight and tokens[-2].kind in ("number", "unknown"):
         return Token("unknown", text, glued=glued), position
-    value = Fraction(text.replace(",", ""))
-    place = Fraction(1, 10 ** len(text.partition(".")[2])) if "." in text else None
+    whole, _, decimals = text.replace(",", "").partition(".")
+    value = Fraction(int(whole + decimals), 10 ** len(decimals))
+    place = Fraction(1, 10 ** len(decimals)) if decimals else None
     dots = _ELLIPSIS.match(line, position) if place is not None else None
     if dots:
         text, position = text + "...", dots.end()
@@ -247,34 +249,37 @@ def _number(line: str, match: re.Match, tokens: list[Token], glued: bool) -> tup
 def _word(line: str, match: re.Match, tokens: list[Token], glued: bool) -> int:
     """Adds a word: an operator if an operand stands on both sides, otherwise part of a run of words."""
     text, position = match.group(), match.end()
-    letters = text.rstrip("0123456789")
-    if letters != text and letters.lower() in _CONJUNCTIONS:  # "because20-3"
-        text, position = letters, match.start() + len(letters)
+    if text[-1].isdigit():
+        letters = text.rstrip("0123456789")
+        if letters.lower() in _CONJUNCTIONS:  # "because20-3"
+            text, position = letters, match.start() + len(letters)
     last = tokens[-1] if tokens else None
     after_operand = last is not None and last.kind in ("number", ")", "words")
     # "3x4" and "3 boxes x4": the digits would otherwise be read as part of a name.
-    if re.match(r"[xX]\d", text) and after_operand and not (glued and last.kind == "words"):
+    if text[0] in "xX" and text[1:2].isdigit() and after_operand and not (glued and last.kind == "words"):
         text, position = text[0], match.start() + 1
-    operand = _OPERAND_AHEAD.match(line, position) or (not glued and _SIGNED_OPERAND_AHEAD.match(line, position))
-    if after_operand and operand and text.lower() in _WORD_OPERATORS:
-        tokens.append(Token("op", _WORD_OPERATORS[text.lower()], spelled=text if len(text) > 1 else ""))
-        return position
-    by = _BY.match(line, position) if text.lower() in _BY_OPERATORS else None
-    if by and after_operand and _OPERAND_AHEAD.match(line, by.end()):
-        tokens.append(Token("op", _BY_OPERATORS[text.lower()], spelled=text))
+    lower = text.lower()
+    if after_operand and lower in _WORD_OPERATORS:
+        signed = not glued and _SIGNED_OPERAND_AHEAD.match(line, position)
+        if signed or _OPERAND_AHEAD.match(line, position):
+            tokens.append(Token("op", _WORD_OPERATORS[lower], spelled=text if len(text) > 1 else ""))
+            return position
+    by = _BY.match(line, position) if after_operand and lower in _BY_OPERATORS else None
+    if by and _OPERAND_AHEAD.match(line, by.end()):
+        tokens.append(Token("op", _BY_OPERATORS[lower], spelled=text))
         return by.end()
-    if text.lower() == "percent" and last is not None and last.kind == "number" and not last.percent:
+    if lower == "percent" and last is not None and last.kind == "number" and not last.percent:
         _make_percent(last)
         return position
-    if text.lower() == "of" and last is not None and _is_share(tokens):
+    if lower == "of" and last is not None and _is_share(tokens):
         words = _OF_WORDS.match(line, position)
         if words:
             tokens.append(Token("op", "*", spelled="of"))
             return words.end()
-    if text.lower() == "equals":
+    if lower == "equals":
         tokens.append(Token("=", text))
         return position
-    if text.lower() in _CONJUNCTIONS:
+    if lower in _CONJUNCTIONS:
         tokens.append(Token("break", text))
         return position
     if last is not None and last.kind == "words":
@@ -300,7 +305,7 @@ def _operator(line: str, match: re.Match, tokens: list[Token], glued: bool) -> i
     """Adds an operator, unless the sign belongs to a unit ("$50/share", "5-mile") or is a dash."""
     text, position = match.group(), match.end()
     last = tokens[-1] if tokens else None
-    word = re.compile(r"\s?[^\W\d_][\w'-]*").match(line, position)
+    word = _WORD_AHEAD.match(line, position) if text in "/-" else None
     if text == "/" and last is not None and last.kind in ("number", "words", ")") and word:
         if last.kind == "words":
             last.text += "/" + word.group().strip()
