@@ -122,6 +122,7 @@ def main(argv: list[str]) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from reward_fns import GradePolicy
+    from trl_grpo_plus.evaluation.evaluate import by_dotted_path
 
     policy = GradePolicy(mode=args.grader)
     if bool(args.model) == bool(args.samples_file):
@@ -132,6 +133,12 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--confidence must be between 0 and 1, got {args.confidence}")
     if args.model and not args.dataset:
         raise ValueError("give --dataset: gsm8k, math, math500, a file or a hub id")
+    if args.k and args.model and max(args.k) > args.samples:
+        raise ValueError(f"--k {max(args.k)} needs at least as many --samples, got {args.samples}")
+    for path in (args.prm, args.orm):
+        # A wrong path should not be found out after hours of sampling.
+        if path:
+            by_dotted_path(path)
     output = Path(args.output)
     with _Progress(not args.quiet) as progress:
         summarize = {
@@ -246,8 +253,11 @@ def _scoring_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backend(args: argparse.Namespace, path: str):
+    from transformers.utils.logging import disable_progress_bar
+
     from trl_grpo_plus.evaluation import backends
 
+    disable_progress_bar()
     if args.backend == "server":
         if not args.server_url:
             raise ValueError("--backend server needs --server-url, such as http://localhost:8000/v1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +171,7 @@ class StepScorer(Protocol):
 
 def load_step_scorer(path: str) -> StepScorer:
     """A process reward model by path or id, or a function by dotted path such as reward_fns.step_arithmetic_reward."""
-    function = _by_dotted_path(path)
+    function = by_dotted_path(path)
     if function is not None:
         return function
     from trl_grpo_plus.reward_models import ProcessRewardModel
@@ -180,7 +181,7 @@ def load_step_scorer(path: str) -> StepScorer:
 
 def load_outcome_scorer(path: str):
     """An outcome reward model by path or id, or a function by dotted path: one score a completion."""
-    function = _by_dotted_path(path)
+    function = by_dotted_path(path)
     if function is not None:
         return function
     from trl_grpo_plus.reward_models import OutcomeRewardModel
@@ -188,7 +189,12 @@ def load_outcome_scorer(path: str):
     return OutcomeRewardModel.from_pretrained(path)
 
 
-def _by_dotted_path(path: str):
+def by_dotted_path(path: str):
+    """The function of a dotted path, or None where `path` is a directory or a hub id.
+
+    Raises:
+        DatasetError: it looks like a dotted path and cannot be imported.
+    """
     import importlib
 
     if Path(path).exists() or "/" in path or "." not in path:
@@ -201,12 +207,15 @@ def _by_dotted_path(path: str):
 
 
 def split_text(text: str) -> list[str]:
-    """Steps of a completion: a run of newlines ends one and belongs to it, as in training."""
-    import re
-
-    return [m.group() for m in re.finditer(r"[^\n]*\n+|[^\n]+$", text) if m.group().strip()] or (
-        [text] if text else []
-    )
+    """Steps of a completion: a run of newlines ends one and belongs to it, as in training. Joined: the text."""
+    steps: list[str] = []
+    for part in re.findall(r"[^\n]*\n+|[^\n]+", text):
+        # White space alone is no step; it goes to its neighbour.
+        if steps and (not part.strip() or not steps[-1].strip()):
+            steps[-1] += part
+        else:
+            steps.append(part)
+    return steps
 
 
 def add_steps(

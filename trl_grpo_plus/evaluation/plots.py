@@ -49,7 +49,7 @@ def curves_by_k(summaries: dict[str, dict[str, Any]], path: Path) -> bool:
     ticks: set[int] = set()
     curve = 0
     for color, (name, s) in zip(COLORS * 9, summaries.items(), strict=False):
-        for kind, style, marker in (("pass", "-", "o"), ("maj", "--", "s")):
+        for kind, line, marker in (("pass", "-", "o"), ("maj", "--", "s")):
             points = {
                 int(m.group(1)): value
                 for key, value in s["metrics"].items()
@@ -70,7 +70,7 @@ def curves_by_k(summaries: dict[str, dict[str, Any]], path: Path) -> bool:
                 x,
                 y,
                 [below, above],
-                fmt=style,
+                fmt=line,
                 marker=marker,
                 ms=5,
                 color=color,
