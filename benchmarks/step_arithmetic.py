@@ -6,7 +6,7 @@
 - GSM8K's own solutions are right, so a flagged step is a false alarm or a wrong gold; `--show` prints each.
 - `--steps`: solutions in steps with the first step that a person called wrong (MR-GSM8K, arXiv 2312.17080; one JSON
   object a line with `model_output_steps`, `model_output_solution_first_error_step`,
-  `model_output_solution_first_error_reason`). Steps before it are right, it is wrong, and those after it have no label.
+  `model_output_solution_first_error_reason`). Steps before it are right, it is wrong, those after it have no label.
 - `--solutions`: whole solutions with `solution` and `is_correct`.
 """
 
