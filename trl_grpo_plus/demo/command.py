@@ -35,7 +35,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(
         prog=PROG,
         description="Trains a tiny policy on synthetic word problems with GRPO and process supervision. Needs no "
-        "network and no GPU; about two minutes on two cores.",
+        "network and no GPU.",
     )
     parser.add_argument(
         "--supervision",
@@ -156,8 +156,9 @@ def _run(args: argparse.Namespace) -> int:
     console.print(example_table(run))
     console.print()
     console.print(accuracy_table(run))
-    console.print(f"\nIn {args.output_dir}: {', '.join(written)}")
-    console.print(f"Next: {_next_command(args)}", soft_wrap=True)
+    console.print(f"\nIn {args.output_dir}: {', '.join(written)}", highlight=False)
+    console.print(f"Next: {_next_command(args)}", highlight=False, soft_wrap=True)
+    console.print("      or with your own model and data: trl-grpo-plus train --help", highlight=False)
     return 0
 
 

@@ -37,6 +37,13 @@ def example_table(run: Run) -> Table:
             *(Text(f"{a:+.2f}", style="green" if a > 0 else "red" if a < 0 else "dim") for a in step.advantages)
         )
         table.add_row("-" if step.score is None else f"{step.score:.2f}", grid)
+    is_per_step = any(step.score is not None for step in run.example)
+    table.caption = (
+        "its own and later steps' normalised scores, summed" if is_per_step else "one advantage for all tokens"
+    )
+    if run.settings["supervision"] == "both":
+        table.caption += ", and the final answer's"
+    table.caption_justify = "left"
     return table
 
 

@@ -209,8 +209,8 @@ def train_demo_policy(
         num_generations=GROUP_SIZE,
         max_completion_length=MAX_COMPLETION_LENGTH,
         learning_rate=LEARNING_RATE,
-        # Adam's first steps move every parameter by the full rate, whatever the gradient: without warm-up they undo the
-        # warm start.
+        # Adam's first steps move every parameter by the full rate, whatever the gradient: without a warm-up they undo
+        # the supervised training.
         warmup_steps=int(WARMUP_RATIO * num_steps),
         lr_scheduler_type="linear",
         beta=0.0,
@@ -236,6 +236,7 @@ def train_demo_policy(
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.train()
+    trainer.save_state()
     policy.save_pretrained(output_dir / "policy")
     tokenizer.save_pretrained(output_dir / "policy")
     run.seconds = time.monotonic() - start
