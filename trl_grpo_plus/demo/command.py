@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import pkgutil
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,10 @@ def _run(args: argparse.Namespace) -> int:
 
 def _next_command(args: argparse.Namespace) -> str:
     other = "process" if args.supervision == "outcome" else "outcome"
-    return (
-        f"{PROG} --supervision {other} --steps {args.steps} --seed {args.seed} --output-dir {args.output_dir}-{other}"
-    )
+    options = [f"--supervision {other}"]
+    if args.steps != DEFAULT_STEPS:
+        options.append(f"--steps {args.steps}")
+    if args.seed:
+        options.append(f"--seed {args.seed}")
+    directory = args.output_dir.with_name(f"{args.output_dir.resolve().name}-{other}")
+    return " ".join([PROG, *options, f"--output-dir {shlex.quote(str(directory))}"])
