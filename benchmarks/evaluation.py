@@ -1,0 +1,144 @@
+"""Speed and verdicts of the evaluation against lm-evaluation-harness's `hf` backend, on the same problems and prompts.
+
+Both run GSM8K's 5-shot prompt greedily on one model in float32, in one process, one after the other, with the same
+batch size, stop strings and longest completion. lm-evaluation-harness runs its own `gsm8k` task, with the data read
+from local files and the first five training rows as exemplars; this package runs the `gsm8k-5shot` prompt and the
+`gsm8k_strict` grader. Printed are wall and processor time of the sampling alone, completion tokens a second, their
+ratio, and the problems whose strict verdicts differ.
+
+    pip install lm-eval
+    python benchmarks/evaluation.py --model HuggingFaceTB/SmolLM2-135M-Instruct --train train.jsonl --test test.jsonl
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import yaml
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="model directory or hub id")
+    parser.add_argument("--train", required=True, help="GSM8K's train.jsonl: the exemplars")
+    parser.add_argument("--test", required=True, help="GSM8K's test.jsonl")
+    parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", help="write both sides' completions and the figures to this JSON file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    ours = run_ours(model, tokenizer, args)
+    report("this package", ours)
+    theirs = run_harness(model, tokenizer, args)
+    report("lm-evaluation-harness", theirs)
+
+    same_prompt = [ours["prompts"][i] == theirs["prompts"][i] for i in range(args.problems)]
+    differ = [i for i in range(args.problems) if ours["correct"][i] != theirs["correct"][i]]
+    same_text = sum(a.strip() == b.strip() for a, b in zip(ours["texts"], theirs["texts"], strict=True))
+    print(f"prompts equal: {sum(same_prompt)} of {args.problems}")
+    print(f"completions equal: {same_text} of {args.problems}")
+    print(f"strict verdicts equal: {args.problems - len(differ)} of {args.problems}; they differ in {differ}")
+    for clock in ("wall", "cpu"):
+        ratio = (ours["tokens"] / ours[clock]) / (theirs["tokens"] / theirs[clock])
+        print(f"tokens a second, {clock} time: {ratio:.2f} times lm-evaluation-harness")
+    if args.output:
+        Path(args.output).write_text(json.dumps({"arguments": vars(args), "ours": ours, "theirs": theirs}, indent=1))
+
+
+def report(name: str, run: dict) -> None:
+    print(
+        f"{name}: {sum(run['correct'])} of {len(run['correct'])} correct, {run['tokens']} completion tokens, "
+        f"{run['wall']:.1f} s wall, {run['cpu']:.1f} s processor, {run['tokens'] / run['wall']:.1f} tokens/s",
+        flush=True,
+    )
+    if "stats" in run:
+        print(f"  {run['stats']}", flush=True)
+
+
+def run_ours(model, tokenizer, args) -> dict:
+    from reward_fns import GradePolicy, grade_batch
+    from trl_grpo_plus.evaluation.backends import SampleRequest, TransformersBackend
+    from trl_grpo_plus.evaluation.datasets import load_problems
+    from trl_grpo_plus.evaluation.prompts import load_template
+    from trl_grpo_plus.evaluation.sampling import SamplingParams
+
+    problems = load_problems(args.test, limit=args.problems).problems
+    template = load_template("gsm8k-5shot", kind="gsm8k", has_chat_template=False, fewshot_file=args.train)
+    backend = TransformersBackend(model=model, tokenizer=tokenizer, batch_size=args.batch_size)
+    requests = [SampleRequest(p.id, 0, template.render(p.question)) for p in problems]
+    params = SamplingParams(max_tokens=args.max_tokens, stop=template.stop)
+    wall, cpu = time.perf_counter(), time.process_time()
+    done = {g.problem_id: g for g in backend.sample(requests, params)}
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    texts = [done[p.id].text for p in problems]
+    grades = grade_batch([p.gold for p in problems], texts, GradePolicy(mode="gsm8k_strict"))
+    return {
+        "prompts": [r.prompt.text for r in requests],
+        "texts": texts,
+        "correct": [g.correct for g in grades],
+        "tokens": count_tokens(tokenizer, texts),
+        "wall": wall,
+        "cpu": cpu,
+        "stats": backend.stats,
+    }
+
+
+def run_harness(model, tokenizer, args) -> dict:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    class TimedHFLM(HFLM):
+        """Times the sampling alone."""
+
+        def generate_until(self, requests, disable_tqdm=False):
+            wall, cpu = time.perf_counter(), time.process_time()
+            out = super().generate_until(requests, disable_tqdm=True)
+            self.wall, self.cpu = time.perf_counter() - wall, time.process_time() - cpu
+            return out
+
+    task = yaml.safe_load((Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml").read_text())
+    task.pop("dataset_name")
+    task |= {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"train": args.train, "test": args.test}},
+        "fewshot_config": {"sampler": "first_n"},
+    }
+    task["generation_kwargs"]["max_gen_toks"] = args.max_tokens
+    harness = TimedHFLM(pretrained=model, tokenizer=tokenizer, batch_size=args.batch_size, device="cpu")
+    results = lm_eval.simple_evaluate(
+        model=harness, tasks=[task], limit=args.problems, log_samples=True, bootstrap_iters=0
+    )
+    strict = [s for s in results["samples"]["gsm8k"] if s["filter"] == "strict-match"]
+    strict.sort(key=lambda s: s["doc_id"])
+    texts = [s["resps"][0][0] for s in strict]
+    return {
+        "prompts": [_first_argument(s) for s in strict],
+        "texts": texts,
+        "correct": [bool(s["exact_match"]) for s in strict],
+        "tokens": count_tokens(tokenizer, texts),
+        "wall": harness.wall,
+        "cpu": harness.cpu,
+    }
+
+
+def _first_argument(sample: dict) -> str:
+    arguments = sample["arguments"]
+    return arguments["gen_args_0"]["arg_0"] if isinstance(arguments, dict) else arguments[0][0]
+
+
+def count_tokens(tokenizer, texts: list[str]) -> int:
+    """Tokens of the completions that were kept, counted in the same way for both."""
+    return sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)
+
+
+if __name__ == "__main__":
+    main()
