@@ -61,6 +61,12 @@ _MATRIX_BEGINS = ("\\begin{pmatrix}", "\\begin{bmatrix}")
 _MATRIX_ENDS = ("\\end{pmatrix}", "\\end{bmatrix}")
 
 
+@lru_cache(maxsize=8192)
+def _strip_short(text: str) -> str:
+    """`strip_string` with a memory, for texts up to INLINE_CHARS: a group of completions has few different answers."""
+    return strip_string(text)
+
+
 def strip_string(text: str) -> str:
     """The normalisation of an extracted answer."""
     text = text.strip().replace("\n", "").rstrip(".").replace("\\!", "")
@@ -141,7 +147,7 @@ def first_line(answer: str) -> str:
 def _strip_all(answers: list[str], timeout: float) -> list[str]:
     lines = [first_line(answer) for answer in answers]
     return [
-        strip_string(line) if len(line) <= INLINE_CHARS else guarded("official.deepseek.strip", (line,), timeout)
+        _strip_short(line) if len(line) <= INLINE_CHARS else guarded("official.deepseek.strip", (line,), timeout)
         for line in lines
     ]
 

@@ -162,6 +162,12 @@ def raw_answer(text: str) -> str:
     return (_LAST_NUMBER.findall(text.replace(",", "")) or [""])[-1]
 
 
+@lru_cache(maxsize=8192)
+def _tidy_short(answer: str) -> str:
+    """`tidy` with a memory, for texts up to INLINE_CHARS: a group of completions has few different answers."""
+    return tidy(answer)
+
+
 def tidy(answer: str) -> str:
     """From the raw to the compared answer. The official program normalises twice, which is not the same as once."""
     answer = _LINE_BREAK.sub("", answer).removeprefix(":").removesuffix(".").removesuffix("/")
@@ -292,9 +298,9 @@ def _math_equal_in_worker(prediction: str, reference: str, seconds: float) -> bo
 @lru_cache(maxsize=8192)
 def _gold(gold: str, timeout: float) -> str:
     if is_solution(gold):
-        return apply_to_text(tidy, "official.qwen.tidy", raw_answer(gold), timeout)
+        return apply_to_text(_tidy_short, "official.qwen.tidy", raw_answer(gold), timeout)
     short = gsm8k_answer(gold)
-    return apply_to_text(tidy, "official.qwen.tidy", gold, timeout) if short is None else strip_string(short)
+    return apply_to_text(_tidy_short, "official.qwen.tidy", gold, timeout) if short is None else strip_string(short)
 
 
 def qwen25_math(gold: str, completion: str, *, timeout: float = CPU_SECONDS) -> Verdict:
@@ -319,7 +325,7 @@ def qwen25_math(gold: str, completion: str, *, timeout: float = CPU_SECONDS) -> 
     if not completion or completion == "error":
         return False, None, reference
     try:
-        prediction = apply_to_text(tidy, "official.qwen.tidy", raw_answer(completion), timeout)
+        prediction = apply_to_text(_tidy_short, "official.qwen.tidy", raw_answer(completion), timeout)
     except Unreadable:
         return False, None, reference
     prediction = _as_choice(prediction, reference, completion)
