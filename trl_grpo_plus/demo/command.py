@@ -170,5 +170,5 @@ def _next_command(args: argparse.Namespace) -> str:
         options.append(f"--steps {args.steps}")
     if args.seed:
         options.append(f"--seed {args.seed}")
-    directory = args.output_dir.with_name(f"{args.output_dir.resolve().name}-{other}")
+    directory = args.output_dir.parent / f"{args.output_dir.resolve().name}-{other}"
     return " ".join([PROG, *options, f"--output-dir {shlex.quote(str(directory))}"])
