@@ -94,6 +94,7 @@ _KEPT = (
 
 
 def make_trainer(policy, output_dir, micro_batch, accumulation, per_generation, max_steps=1, **overrides):
+    extra = {name: overrides.pop(name) for name in ("process_reward_funcs",) if name in overrides}
     values = {
         "output_dir": str(output_dir),
         "bf16": False,
@@ -121,6 +122,7 @@ def make_trainer(policy, output_dir, micro_batch, accumulation, per_generation, 
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=AutoTokenizer.from_pretrained(policy),
         rollout_func=rollout,
+        **extra,
     )
 
 
