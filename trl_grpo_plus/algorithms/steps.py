@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -310,33 +311,29 @@ class _PieceAligner(_Aligner):
     def _join_bytes(self, pieces: list[str | int]) -> tuple[str, np.ndarray]:
         """Byte-fallback tokens in a row read as UTF-8 if they are valid together, otherwise as U+FFFD each."""
         parts: list[str] = []
-        counts = np.zeros(len(pieces), dtype=np.int64)
+        counts: list[int] = []
         total, i = 0, 0
         while i < len(pieces):
-            if type(pieces[i]) is str:
-                parts.append(pieces[i])
-                total += len(pieces[i])
-                counts[i] = total
+            piece = pieces[i]
+            if type(piece) is str:
+                parts.append(piece)
+                total += len(piece)
+                counts.append(total)
                 i += 1
                 continue
-            stop = i
             run = bytearray()
             lengths = []
             # Special tokens are dropped before the decoder sees them, so they do not end a run.
-            while stop < len(pieces) and (type(pieces[stop]) is int or not pieces[stop]):
-                if type(pieces[stop]) is int:
-                    run.append(pieces[stop])
+            while i < len(pieces) and (type(pieces[i]) is int or not pieces[i]):
+                if type(pieces[i]) is int:
+                    run.append(pieces[i])
                 lengths.append(len(run))
-                stop += 1
+                i += 1
             part = _decode_byte_run(run)
-            agreed = 0
-            for k, length in enumerate(lengths):
-                agreed = max(agreed, _common_prefix(_decode_byte_run(run[:length]), part))
-                counts[i + k] = total + agreed
+            counts += [total + agreed for agreed in _completed_in_run(run, part, lengths)]
             parts.append(part)
             total += len(part)
-            i = stop
-        return "".join(parts), counts
+        return "".join(parts), np.array(counts, dtype=np.int64)
 
 
 class _ByteTable(dict):
@@ -440,6 +437,14 @@ def _decode_byte_run(run: bytes | bytearray) -> str:
         return run.decode("utf-8")
     except UnicodeDecodeError:
         return _REPLACEMENT * len(run)
+
+
+def _completed_in_run(run: bytearray, text: str, lengths: list[int]) -> list[int]:
+    """How many characters of a byte-fallback run's text its first bytes complete, for each number of bytes."""
+    if _REPLACEMENT not in text:
+        ends = list(accumulate(len(char.encode()) for char in text))
+        return [bisect_right(ends, length) for length in lengths]
+    return list(accumulate((_common_prefix(_decode_byte_run(run[:n]), text) for n in lengths), max))
 
 
 def _utf8_characters(data: bytes) -> tuple[str, np.ndarray]:
