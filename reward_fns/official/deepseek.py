@@ -26,11 +26,11 @@ from ._common import (
     Unreadable,
     Verdict,
     brace_shorthand,
-    cpu_limit,
     gsm8k_answer,
     guarded,
     guarded_cached,
     is_solution,
+    limited,
     slash_to_frac,
 )
 from ._sympy_runtime import require_latex_parser
@@ -282,21 +282,21 @@ def _unique(items: list[str]) -> list[str]:
 
 
 def _strip_in_worker(text: str, seconds: float) -> str:
-    with cpu_limit(seconds):
+    with limited(seconds):
         return strip_string(text)
 
 
 def _is_correct_in_worker(prediction: str, reference: str, seconds: float) -> bool:
     from .symbolic import deepseek_symbolic_equal
 
-    with cpu_limit(seconds):
+    with limited(seconds):
         return is_correct(prediction, reference, deepseek_symbolic_equal)
 
 
 def _eval_math_in_worker(predictions: list[str], references: list[str], seconds: float) -> bool:
     from .symbolic import deepseek_symbolic_equal
 
-    with cpu_limit(seconds):
+    with limited(seconds):
         return matches(predictions, references, deepseek_symbolic_equal)
 
 

@@ -23,12 +23,12 @@ from ._common import (
     Unreadable,
     Verdict,
     apply_to_text,
-    cpu_limit,
     cut_at,
     gsm8k_answer,
     guarded_cached,
     is_solution,
     last_box,
+    limited,
 )
 from ._sympy_runtime import require_latex_parser
 
@@ -130,7 +130,7 @@ def normalize_final_answer(answer: str) -> str:
 
 
 def _normalize_in_worker(answer: str, seconds: float) -> str:
-    with cpu_limit(seconds):
+    with limited(seconds):
         return normalize_final_answer(answer)
 
 

@@ -28,11 +28,11 @@ from ._common import (
     Verdict,
     apply_to_text,
     brace_shorthand,
-    cpu_limit,
     cut_at,
     gsm8k_answer,
     guarded_cached,
     is_solution,
+    limited,
     slash_to_frac,
 )
 from ._sympy_runtime import require_latex_parser
@@ -284,14 +284,14 @@ def math_equal(prediction: str, reference: str, symbolic: Symbolic) -> bool:
 
 
 def _tidy_in_worker(answer: str, seconds: float) -> str:
-    with cpu_limit(seconds):
+    with limited(seconds):
         return tidy(answer)
 
 
 def _math_equal_in_worker(prediction: str, reference: str, seconds: float) -> bool:
     from .symbolic import qwen_symbolic_equal
 
-    with cpu_limit(seconds):
+    with limited(seconds):
         return math_equal(prediction, reference, qwen_symbolic_equal)
 
 

@@ -25,7 +25,7 @@ from sympy.parsing.sympy_parser import (
     stringify_expr,
 )
 
-from ._common import cpu_limit
+from ._common import limited
 from ._sympy_runtime import RUNTIMES, runtime_version
 
 # `parse_latex` asks for a runtime 4.11 by name; the others in RUNTIMES read the same tables.
@@ -178,7 +178,7 @@ def _is_zero(item: Any) -> bool:
 
 def minerva_equal_in_worker(first: str, second: str, seconds: float) -> bool:
     """`minerva_equal` within so many seconds of processor time."""
-    with cpu_limit(seconds):
+    with limited(seconds):
         return minerva_equal(first, second)
 
 
