@@ -82,9 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
     score.add_argument("--step-aggregation", choices=("min", "last", "mean", "product"), default="min")
     score.add_argument(
         "--score-transform",
-        choices=("sigmoid", "none", "exp"),
-        default="sigmoid",
-        help="reward-model score to vote weight (default sigmoid)",
+        choices=("auto", "sigmoid", "none", "exp"),
+        default="auto",
+        help="reward-model score to vote weight (auto: as it is where all are in [0, 1], else sigmoid)",
     )
     score.add_argument("--confidence", type=float, default=0.95)
     out = parser.add_argument_group("output")

@@ -176,7 +176,7 @@ def load_step_scorer(path: str) -> StepScorer:
         return function
     from trl_grpo_plus.reward_models import ProcessRewardModel
 
-    return ProcessRewardModel.from_pretrained(path)
+    return _load(ProcessRewardModel, path)
 
 
 def load_outcome_scorer(path: str):
@@ -186,7 +186,16 @@ def load_outcome_scorer(path: str):
         return function
     from trl_grpo_plus.reward_models import OutcomeRewardModel
 
-    return OutcomeRewardModel.from_pretrained(path)
+    return _load(OutcomeRewardModel, path)
+
+
+def _load(kind: Any, path: str):
+    import torch
+
+    try:
+        return kind.from_pretrained(path, device="cuda" if torch.cuda.is_available() else None)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"cannot load reward model {path!r}: {error}; the samples are kept") from error
 
 
 def by_dotted_path(path: str):
@@ -250,7 +259,7 @@ def add_outcome_scores(records: Sequence[Record], scorer, name: str, progress: P
         part = todo[start : start + 32]
         scores = scorer(prompts=[r["question"] for r in part], completions=[r["completion"] for r in part])
         for record, value in zip(part, scores, strict=True):
-            record.update(rm_score=float(value), rm_scorer=name)
+            record.update(rm_score=None if value is None else float(value), rm_scorer=name)
         if progress:
             progress("scoring outcomes", start + len(part), len(todo))
 

@@ -272,7 +272,7 @@ def summarize(
     *,
     ks: Sequence[int] | None = None,
     equal: Callable[[str, str], bool] | None = None,
-    score_transform: str = "sigmoid",
+    score_transform: str = "auto",
     step_aggregation: str = "min",
     confidence: float = 0.95,
     seed: int = 0,
@@ -284,8 +284,8 @@ def summarize(
         ks: sizes of votes and pass@k; by default the powers of two up to the fewest samples of a problem, and that
             number.
         equal: equivalence of two answers for the clusters of maj@k; by default the grader's.
-        score_transform: of reward-model scores into vote weights (raw logits need "sigmoid"). Scores of process
-            rewards, which are in [0, 1], are taken as they are.
+        score_transform: of reward-model scores into vote weights: "none", "sigmoid", "exp", or "auto": as they are
+            where all of them are in [0, 1], through the sigmoid otherwise.
         step_aggregation: min, last, mean or product of the step scores.
         confidence: of the intervals.
         seed: of bootstrap and of subsets that are too many to enumerate.
@@ -312,6 +312,7 @@ def summarize(
     if any(k < 1 or k > n for k in ks):
         raise DatasetError(f"every k must be between 1 and {n}, the fewest samples of a problem; got {list(ks)}")
     single_greedy = n == 1 and all(r["greedy"] for g in groups.values() for r in g)
+    sources = _score_sources(groups.values(), step_aggregation, score_transform)
     for problem_id, group in groups.items():
         correct = [float(r["correct"]) for r in group]
         values = per_problem[problem_id]
@@ -329,11 +330,14 @@ def summarize(
             for k in ks[1:] if ks[0] == 1 else ks:
                 values[f"maj@{k}"] = metrics.majority_at_k(clusters, correct, k)
                 values[f"maj@{k}_string"] = metrics.string_vote(answers, correct, k)
-            for name, scores, transform in _score_sources(group, step_aggregation, score_transform):
+            for name, source in sources.items():
+                scores = [source["scores"].get((problem_id, r["sample"])) for r in group]
+                if any(score is None for score in scores):
+                    continue
                 for k in ks[1:] if ks[0] == 1 else ks:
                     values[f"best@{k}_{name}"] = metrics.best_of_k(correct, scores, k)
                     values[f"vote@{k}_{name}"] = metrics.weighted_vote_at_k(
-                        clusters, correct, scores, k, transform, seed
+                        clusters, correct, scores, k, source["transform"], seed
                     )
     table: dict[str, Any] = {}
     partial: dict[int, list[str]] = {}
@@ -366,6 +370,7 @@ def summarize(
         "reasons": dict(Counter(r["reason"] for r in records)),
         "failed": failed,
         "notes": notes,
+        "vote_weights": {name: source["transform"] for name, source in sources.items()},
         "confidence": confidence,
         "per_problem": {k: dict(v) for k, v in per_problem.items()},
     }
@@ -387,15 +392,25 @@ def main_metric(table: dict[str, Any]) -> str:
     return "greedy"
 
 
-def _score_sources(group: Sequence[Record], aggregation: str, transform: str):
-    """(name, scores, transform) of the reward models that scored every sample of a problem."""
-    if all(r.get("rm_score") is not None for r in group):
-        yield "orm", [r["rm_score"] for r in group], transform
-    if all(r.get("step_scores") for r in group):
-        scores = [metrics.aggregate_step_scores(r["step_scores"], aggregation) for r in group]
-        if all(s is not None for s in scores):
-            inside = all(0 <= s <= 1 for s in scores)
-            yield f"prm_{aggregation}", scores, "none" if inside else transform
+def _score_sources(groups: Iterable[Sequence[Record]], aggregation: str, transform: str) -> dict[str, dict]:
+    """Scores of every sample by each reward model: name -> {"scores": {(problem, sample): score}, "transform"}."""
+    found: dict[str, dict[tuple[str, int], float]] = {"orm": {}, f"prm_{aggregation}": {}}
+    for group in groups:
+        for r in group:
+            key = (r["problem_id"], r["sample"])
+            if r.get("rm_score") is not None:
+                found["orm"][key] = r["rm_score"]
+            if r.get("step_scores"):
+                score = metrics.aggregate_step_scores(r["step_scores"], aggregation)
+                if score is not None:
+                    found[f"prm_{aggregation}"][key] = score
+    sources = {}
+    for name, scores in found.items():
+        if scores:
+            inside = all(0 <= s <= 1 for s in scores.values())
+            chosen = ("none" if inside else "sigmoid") if transform == "auto" else transform
+            sources[name] = {"scores": scores, "transform": chosen}
+    return sources
 
 
 def _by(first, per_problem, field: str, main: str, ks, confidence, seed) -> dict[str, Any]:
