@@ -334,6 +334,8 @@ def run_trainer(
             "per_device_train_batch_size": micro,
             "gradient_accumulation_steps": per_rank // micro,
             "num_train_epochs": args.reward_model_epochs,
+            # Ranks fill a short last batch with repeats, each count of them with others; without it all counts agree.
+            "dataloader_drop_last": len(rows) >= args.reward_model_batch_size,
             "learning_rate": args.reward_model_learning_rate,
             "seed": settings.seed,
             "report_to": [],
@@ -353,7 +355,7 @@ def run_trainer(
     )
     if optimizer_state is not None:
         optimizer.load_state_dict(optimizer_state)
-    steps = math.ceil(math.ceil(len(rows) / args.reward_model_batch_size) * config.num_train_epochs)
+    steps = math.ceil(max(1, len(rows) // args.reward_model_batch_size) * config.num_train_epochs)
     was_training = model.training
     with _nested_trainer():
         trainer = trainer_class(
@@ -365,7 +367,9 @@ def run_trainer(
         )
         # It would print a line for each update.
         trainer.remove_callback(PrinterCallback)
-        loss = trainer.train().training_loss
+        loss = torch.tensor(trainer.train().training_loss, device=trainer.accelerator.device)
+        # Each rank has that of its own samples.
+        loss = trainer.accelerator.gather(loss).mean().item()
     model.train(was_training)
     for parameter in model.parameters():
         parameter.grad = None
