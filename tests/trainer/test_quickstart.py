@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForTokenClassification
 
 from trl_grpo_plus.cli import main as cli
 from trl_grpo_plus.demo import training
 from trl_grpo_plus.demo.command import main
+from trl_grpo_plus.demo.policy import WEIGHTS_DIR
 
 
 def test_a_short_run_learns_and_leaves_its_results(tmp_path, capsys, monkeypatch):
@@ -85,6 +87,18 @@ def test_own_process_reward_by_dotted_path(tmp_path, capsys, monkeypatch):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["process_reward"] == name
     assert all(step["score"] == len("".join(step["tokens"]).replace("<eos>", "")) for step in results["example"])
+
+
+def test_process_reward_model_by_directory(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "NUM_EVALUATIONS", 1)
+    monkeypatch.setattr(training, "NUM_HELD_OUT_PROBLEMS", 20)
+    model = AutoModelForTokenClassification.from_pretrained(WEIGHTS_DIR, num_labels=2, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "prm")
+    training.load_demo_tokenizer().save_pretrained(tmp_path / "prm")
+    argv = ["--process-reward", str(tmp_path / "prm"), "--steps", "1", "--no-plot", "--output-dir", str(tmp_path)]
+    assert main(argv) == 0
+    scores = [step["score"] for step in json.loads((tmp_path / "results.json").read_text())["example"]]
+    assert all(0 < score < 1 for score in scores) and len(set(scores)) == len(scores)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PROG = "trl-grpo-plus quickstart"
-SUPERVISIONS = ("process", "outcome", "both")
+SUPERVISIONS = {"process": "process", "outcome": "outcome", "both": "process and outcome"}
 DEFAULT_STEPS = 120
 
 
@@ -40,7 +40,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--supervision",
-        choices=SUPERVISIONS,
+        choices=list(SUPERVISIONS),
         default="process",
         help="what is rewarded: each step, the final answer, or both (default: %(default)s)",
     )
@@ -122,7 +122,8 @@ def _run(args: argparse.Namespace) -> int:
 
     console = Console()
     reward_name = "" if args.supervision == "outcome" else f" ({args.process_reward})"
-    console.print(f"[bold]{args.supervision} supervision[/bold]{reward_name}, {args.steps} steps, seed {args.seed}")
+    what = f"{SUPERVISIONS[args.supervision]} supervision{reward_name}"
+    console.print(f"[bold]{what}[/bold], {args.steps} steps, seed {args.seed}", highlight=False)
     with console.status("loading"):
         from trl_grpo_plus.demo.report import accuracy_table, example_table, plot_curves
         from trl_grpo_plus.demo.training import quiet, train_demo_policy

@@ -37,12 +37,12 @@ def example_table(run: Run) -> Table:
             *(Text(f"{a:+.2f}", style="green" if a > 0 else "red" if a < 0 else "dim") for a in step.advantages)
         )
         table.add_row("-" if step.score is None else f"{step.score:.2f}", grid)
-    is_per_step = any(step.score is not None for step in run.example)
-    table.caption = (
-        "its own and later steps' normalised scores, summed" if is_per_step else "one advantage for all tokens"
-    )
-    if run.settings["supervision"] == "both":
-        table.caption += ", and the final answer's"
+    if run.settings["supervision"] == "outcome":
+        table.caption = "one advantage for all tokens: the final answer's"
+    else:
+        table.caption = "the sum of its own and all later steps' normalised scores"
+        if run.settings["supervision"] == "both":
+            table.caption += ", and the final answer's"
     table.caption_justify = "left"
     return table
 
@@ -71,8 +71,8 @@ def plot_curves(run: Run, path: Path):
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right", frameon=False)
-    settings = run.settings
-    figure.suptitle(f"Quickstart, {settings['supervision']} supervision, seed {settings['seed']}")
+    supervision = {"both": "process and outcome"}.get(run.settings["supervision"], run.settings["supervision"])
+    figure.suptitle(f"Quickstart, {supervision} supervision, seed {run.settings['seed']}")
     figure.savefig(path, dpi=130)
 
 
