@@ -140,6 +140,7 @@ def _split(text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]
 
 _RELATIONS = frozenset(["=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\equiv", "\\in", "\\sim", "\\cong"])
 _LIST = frozenset([",", ";"])
+_ARROW = frozenset(["\\to"])
 _UNION = frozenset(["\\cup"])
 _MINUS = frozenset(["\\setminus"])
 
@@ -688,9 +689,9 @@ def _read_math(text: str, depth: int) -> Answer:
         return Answer("tuple", text, items=ends, opener=opener, closer=closer)
     text = _CONNECTOR.sub(" , ", text)
     text = re.sub(r",(?:\s*,)+", ",", text).strip().strip(",;").strip()
-    arrow = re.split(r"\\to(?![a-zA-Z])", text)
-    if len(arrow) > 1 and arrow[-1].strip():
-        text = arrow[-1].strip()
+    steps, _ = _split(text, _ARROW)
+    if len(steps) > 1 and steps[-1].strip():
+        text = steps[-1].strip()
     if re.search(r"\\(?:boxed|fbox)\s*\{", text):
         text = _inner_boxes(text)
     bare_set = re.fullmatch(r"\{(.+)\}", text, re.DOTALL)

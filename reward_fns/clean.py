@@ -249,7 +249,7 @@ def _rename(match: re.Match) -> str:
 
 def clean(text: str) -> str:
     """Returns the answer in plain LaTeX: ASCII, one name for each symbol, no spacing commands, text macros marked."""
-    text = _ascii(text)
+    text = re.sub(r"\s{2,}", " ", _ascii(text))
     # A double-escaped answer (JSON written into text) has `\\frac`; in a matrix `\\` ends a row.
     if "\\\\" in text and "\\begin" not in text and "\\substack" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z{}])", r"\\", text)

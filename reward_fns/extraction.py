@@ -111,10 +111,20 @@ _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECAS
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|end_of_thought\|>|◁/think▷", re.IGNORECASE)
 
 
+_SPACE_RUN = re.compile(r"[^\S\n]{3,}")
+_LINE_RUN = re.compile(r"(?:[^\S\n]{0,2}\n){3,}")
+
+
+def _without_long_gaps(text: str) -> str:
+    """Runs of white space shortened: the searches below are linear only as long as these are short."""
+    return _LINE_RUN.sub("\n\n", _SPACE_RUN.sub("  ", text))
+
+
 def _visible(text: str, unfinished: str) -> str | None:
     """What may hold the answer: after the thinking, before the end token and before a run-on question."""
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
+    text = _without_long_gaps(text)
     if "<" in text or "◁" in text:
         closed = [match.end() for match in _THINK_CLOSE.finditer(text)]
         if closed:
@@ -174,6 +184,9 @@ def _boxes(text: str) -> list[_Box]:
     if "box" not in text or not _BOX.search(text):
         return []
     pairs = _brace_pairs(text)
+    escaped = text.rfind("\\}")
+    if text[escaped + 2 :].strip(" .$\n"):
+        escaped = -1
     found = []
     at = 0
     while True:
@@ -183,8 +196,7 @@ def _boxes(text: str) -> list[_Box]:
         at = match.end()
         if at < len(text) and text[at] == "{":
             end = pairs.get(at, -1)
-            escaped = text.rfind("\\}", at) if end < 0 else -1
-            if escaped > 0 and not text[escaped + 2 :].strip(" .$\n"):
+            if end < 0 and escaped > at:
                 # `\\boxed{185\\}`: the closing brace was escaped by mistake.
                 found.append(_Box(text[at + 1 : escaped], match.start(), escaped + 2))
                 return found
@@ -626,7 +638,7 @@ def _number_text(value: int | float) -> str:
 
 
 def _gold_text(text: str) -> Found | None:
-    stripped = text.strip()
+    stripped = _without_long_gaps(text.strip()[-MAX_COMPLETION:])
     if not stripped:
         return None
     if "####" in stripped:

@@ -55,8 +55,8 @@ class GradePolicy:
         intervals: "relation": (0, 1) is also 0 < x < 1. "strict": it is not.
         approximate: Whether a decimal answer is taken for an exact gold. "never"; "rational": for a fraction that has
             no finite decimal, when at least `digits` significant digits are right (1/3 and 0.333333); "always": also
-            for roots, pi and the like. A gold that is a decimal itself takes an exact answer that rounds to it, if it has at
-            least four significant digits.
+            for roots, pi and the like. A gold that is a decimal itself takes an exact answer that rounds to it, if it
+            has at least four significant digits.
         digits: See `approximate`.
         base: "optional": 2516 is taken for a gold 2516_8. "required": the base must be written.
         variables: "named": x = 5 is not y = 5. "any": it is.

@@ -255,13 +255,25 @@ def test_with_the_trainer_of_trl(tmp_path):
     torch.manual_seed(0)
     data = Dataset.from_list([{"prompt": "1 + 1 =", "answer": "#### 2"}, {"prompt": "2 + 2 =", "answer": ""}])
     config = trl.GRPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=2, num_generations=2, max_completion_length=4, max_steps=1,
-        bf16=False, use_cpu=True, report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=4,
+        max_steps=1,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
     trainer = trl.GRPOTrainer(
-        model=llama(len(tokenizer)), reward_funcs=[gsm8k_reward, format_reward, MathReward(name="strict")], args=config,
-        train_dataset=data, processing_class=tokenizer,
-    )  # fmt: skip
+        model=llama(len(tokenizer)),
+        reward_funcs=[gsm8k_reward, format_reward, MathReward(name="strict")],
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
+    )
     trainer.train()
     logged = {key for entry in trainer.state.log_history for key in entry}
     assert {"rewards/gsm8k_reward/mean", "rewards/format_reward/mean", "rewards/strict/mean"} <= logged
