@@ -1,7 +1,7 @@
 """Speed and verdicts of the evaluation against lm-evaluation-harness's `hf` backend, on the same problems and prompts.
 
-Both run GSM8K's 5-shot prompt greedily on one model in float32, in one process, one after the other, with the same
-batch size, stop strings and longest completion. lm-evaluation-harness runs its own `gsm8k` task, with the data read
+Both run GSM8K's 5-shot prompt greedily on one model in float32, one after the other or at the same time (`--together`,
+which lets other load on the machine hit both alike), with the same batch size, stop strings and longest completion. lm-evaluation-harness runs its own `gsm8k` task, with the data read
 from local files and the first five training rows as exemplars; this package runs the `gsm8k-5shot` prompt and the
 `gsm8k_strict` grader. Printed are wall and processor time of the sampling alone, completion tokens a second, their
 ratio, and the problems whose strict verdicts differ.
@@ -12,6 +12,8 @@ ratio, and the problems whose strict verdicts differ.
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,16 +31,21 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", help="write both sides' completions and the figures to this JSON file")
+    parser.add_argument("--together", action="store_true", help="both sides at once, in a process each")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
-    ours = run_ours(model, tokenizer, args)
+    if args.side:
+        print(json.dumps(SIDES[args.side](*load(args), args)))
+        return
+    if args.together:
+        command = [sys.executable, *sys.argv, "--side"]
+        running = {side: subprocess.Popen([*command, side], stdout=subprocess.PIPE, text=True) for side in SIDES}
+        runs = {side: json.loads(process.communicate()[0].splitlines()[-1]) for side, process in running.items()}
+    else:
+        model, tokenizer = load(args)
+        runs = {side: run(model, tokenizer, args) for side, run in SIDES.items()}
+    ours, theirs = runs["ours"], runs["theirs"]
     report("this package", ours)
-    theirs = run_harness(model, tokenizer, args)
     report("lm-evaluation-harness", theirs)
 
     same_prompt = [ours["prompts"][i] == theirs["prompts"][i] for i in range(args.problems)]
@@ -52,6 +59,14 @@ def main() -> None:
         print(f"tokens a second, {clock} time: {ratio:.2f} times lm-evaluation-harness")
     if args.output:
         Path(args.output).write_text(json.dumps({"arguments": vars(args), "ours": ours, "theirs": theirs}, indent=1))
+
+
+def load(args):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(args.model)
 
 
 def report(name: str, run: dict) -> None:
@@ -139,6 +154,8 @@ def count_tokens(tokenizer, texts: list[str]) -> int:
     """Tokens of the completions that were kept, counted in the same way for both."""
     return sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)
 
+
+SIDES = {"ours": run_ours, "theirs": run_harness}
 
 if __name__ == "__main__":
     main()
