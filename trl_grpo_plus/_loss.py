@@ -67,7 +67,6 @@ class LossTerms:
         controller: AdaptiveKLController | None = None,
     ):
         self.trainer, self.plan, self.window, self.controller = trainer, plan, window, controller
-        self._beta = trainer.beta
         self._forward: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._capture, self._only = False, None
         self._head_checked = False
@@ -76,7 +75,7 @@ class LossTerms:
     @property
     def coefficient(self) -> float:
         """The KL coefficient of the current step."""
-        return self._beta if self.controller is None else self.controller.coefficient
+        return self.trainer.beta if self.controller is None else self.controller.coefficient
 
     # --- Forward passes ---------------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class LossTerms:
     def loss(self, compute: Callable, model, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's `_compute_loss` of one micro-batch under our token weights, plus the KL term."""
         trainer, mask = self.trainer, trained_tokens(inputs)
-        trl_scale = _compat.token_scale(trainer, inputs, mask)
+        trl_scale, coefficient = _compat.token_scale(trainer, inputs, mask), self.coefficient
         scale = trl_scale if self.window is None else self._scale(inputs)
 
         def advantages():
@@ -150,7 +149,7 @@ class LossTerms:
                 raise RuntimeError(f"TRL's `_compute_loss` reads `advantages` before its forward pass; {_SEE}")
             if self.plan is not None and self.plan.in_advantages:
                 values = values.unsqueeze(1) if values.dim() == 1 else values
-                values = values - self.coefficient * self._score_coefficients(inputs, mask)
+                values = values - coefficient * self._score_coefficients(inputs, mask)
             if self.window is not None:
                 ratio = (scale / trl_scale).to(values.dtype)
                 values = values * (ratio if values.dim() == 1 else ratio.unsqueeze(1))
@@ -171,7 +170,9 @@ class LossTerms:
                 f"or no longer reads `advantages`; {_SEE}"
             )
         if self.plan is not None:
-            loss = loss + self._kl_term(model, inputs, mask, scale)
+            term, metrics = self._kl_term(model, inputs, mask, scale)
+            loss = loss + coefficient * term
+            self._log(mask, coefficient, metrics)
         self._forward = None
         return loss
 
@@ -218,7 +219,8 @@ class LossTerms:
             truncation=plan.truncation,
         )
 
-    def _kl_term(self, model, inputs, mask, scale) -> torch.Tensor:
+    def _kl_term(self, model, inputs, mask, scale) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The weighted KL loss before the coefficient, and (B, T) values of which the means over tokens are logged."""
         logps, ref, old = self._logps(inputs)
         plan, old = self.plan, self._behaviour(inputs, old)
         weights = torch.where(mask != 0, scale.unsqueeze(1), 0).to(torch.promote_types(logps.dtype, torch.float32))
@@ -240,9 +242,16 @@ class LossTerms:
             if plan.horizon == "to_go":
                 to_go = full_vocab_score_coefficients(full_kl, prefix, mask)
                 term = term + (weights * to_go * safe).sum()
-        loss = self.coefficient * term
-        self._log(logps.detach(), ref, mask, to_go, full_kl)
-        return loss
+        with torch.no_grad():
+            safe_ref = torch.where(mask != 0, ref, 0)
+            k1 = kl_estimate(safe, safe_ref, "k1")
+            metrics = {
+                "kl": kl_estimate(safe, safe_ref, "k3"),
+                "kl/k1": k1,
+                "kl/reward_to_go_mean": reward_to_go(k1, mask) if to_go is None else to_go,
+                **({} if full_kl is None else {"kl/full_vocab": full_kl}),
+            }
+        return term, metrics
 
     def _full_vocab(self, model, inputs, mask, coefficients) -> tuple[torch.Tensor, torch.Tensor]:
         plan, trained = self.plan, mask != 0
@@ -291,35 +300,23 @@ class LossTerms:
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.controller.coefficient = state["coefficient"]
 
-    # --- Metrics and the adaptive coefficient
-    # -------------------------------------------------------------------------
+    # --- Metrics and the adaptive coefficient ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _log(self, logps, ref, mask, to_go, full_kl) -> None:
+    def _log(self, mask, coefficient: float, values: dict[str, torch.Tensor]) -> None:
         trainer, trained = self.trainer, mask != 0
         mode = "train" if trainer.model.training else "eval"
-        logps, ref = torch.where(trained, logps, 0), torch.where(trained, ref, 0)
-        k1 = kl_estimate(logps, ref, "k1")
-        sums = [
-            kl_estimate(logps, ref, "k3"),
-            k1,
-            reward_to_go(k1, mask) if to_go is None else to_go,
-            k1.new_zeros(k1.shape) if full_kl is None else full_kl,
-        ]
-        local = torch.stack([x.sum().float() for x in sums] + [trained.sum().float(), trained.any(1).sum().float()])
-        k3, k1, to_go, full, tokens, sequences = trainer.accelerator.reduce(local, reduction="sum").tolist()
-        metrics, tokens = trainer._metrics[mode], max(tokens, 1.0)
-        metrics["kl"].append(k3 / tokens)
-        metrics["kl/k1"].append(k1 / tokens)
-        metrics["kl/reward_to_go_mean"].append(to_go / tokens)
-        if full_kl is not None:
-            metrics["kl/full_vocab"].append(full / tokens)
-        metrics["kl/coef"].append(self.coefficient)
+        counts = [trained.sum(), trained.any(1).sum()]
+        local = torch.stack([x.sum().float() for x in (*values.values(), *counts)])
+        *sums, tokens, sequences = trainer.accelerator.reduce(local, reduction="sum").tolist()
+        for name, total in zip(values, sums, strict=True):
+            trainer._metrics[mode][name].append(total / max(tokens, 1.0))
+        trainer._metrics[mode]["kl/coef"].append(coefficient)
         if self.controller is not None and mode == "train":
-            self._window_totals += torch.tensor([k3, tokens, sequences], dtype=torch.float64)
+            self._window_totals += torch.tensor([sums[0], tokens, sequences], dtype=torch.float64)
             if trainer.accelerator.sync_gradients:
-                k3, tokens, sequences = self._window_totals.tolist()
-                self.controller.update(k3 / tokens, int(sequences))
+                total, tokens, sequences = self._window_totals.tolist()
+                self.controller.update(total / max(tokens, 1.0), int(sequences))
                 self._window_totals.zero_()
 
 

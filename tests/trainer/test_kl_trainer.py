@@ -174,7 +174,7 @@ def test_beta_scales_the_kl_part_linearly_whatever_the_rewards_std(tiny_policy, 
         inputs = trainer._generate_and_score_completions(rows(1))
         gradients = []
         for beta in (0.0, 0.1, 0.3):
-            trainer._loss_terms._beta = beta
+            trainer.beta = beta
             gradients.append(gradient(trainer, inputs))
         parts[scale] = gradients[1] - gradients[0]
         assert parts[scale].norm() > 1e-3
@@ -202,7 +202,7 @@ def test_with_process_advantages(tiny_policy, tmp_path, options):
         inputs = trainer._generate_and_score_completions(rows(1))
         assert inputs["advantages"].ndim == (2 if extra else 1)
         grads[name] = [gradient(trainer, inputs)]
-        trainer._loss_terms._beta = 0.0
+        trainer.beta = 0.0
         grads[name].append(gradient(trainer, inputs))
     outcome, plain_outcome = grads["outcome"]
     processed, plain_processed = grads["process"]
