@@ -1,10 +1,10 @@
 """Speed and verdicts of the evaluation against lm-evaluation-harness's `hf` backend, on the same problems and prompts.
 
 Both run GSM8K's 5-shot prompt greedily on one model in float32, one after the other or at the same time (`--together`,
-which lets other load on the machine hit both alike), with the same batch size, stop strings and longest completion. lm-evaluation-harness runs its own `gsm8k` task, with the data read
-from local files and the first five training rows as exemplars; this package runs the `gsm8k-5shot` prompt and the
-`gsm8k_strict` grader. Printed are wall and processor time of the sampling alone, completion tokens a second, their
-ratio, and the problems whose strict verdicts differ.
+which lets other load on the machine hit both alike), with the same batch size, stop strings and longest completion.
+lm-evaluation-harness runs its own `gsm8k` task, with the data read from local files and the first five training rows
+as exemplars; this package runs the `gsm8k-5shot` prompt and the `gsm8k_strict` grader. Printed are wall and processor
+time of the sampling alone, completion tokens a second, their ratio, and the problems whose strict verdicts differ.
 
     pip install lm-eval
     python benchmarks/evaluation.py --model HuggingFaceTB/SmolLM2-135M-Instruct --train train.jsonl --test test.jsonl

@@ -104,6 +104,13 @@ def test_weighted_vote():
     with pytest.raises(ValueError, match="sigmoid"):
         M.weighted_vote_at_k(clusters, correct, [-1.0, 0.2, 0.3], 3)
     assert M.weighted_vote_at_k(clusters, correct, [-1.0, 0.2, 0.3], 3, transform="sigmoid") == 0.0
+    # A weight of 0 is a vote of nothing: it neither wins alone against others nor for who was not drawn.
+    assert M.weighted_vote_at_k(["x", "y"], [1, 0], [0.0, 0.5], 2) == 0.0
+    assert M.weighted_vote_at_k(["x", "y"], [1, 0], [0.0, 0.0], 1) == 0.5
+    # More subsets than are enumerated: an estimate near the exact value of the plain vote.
+    many = ["a"] * 9 + ["b"] * 7 + ["c"] * 8
+    estimate = M.weighted_vote_at_k(many, [c == "a" for c in many], [1.0] * 24, 12)
+    assert estimate == pytest.approx(M.majority_at_k(many, [c == "a" for c in many], 12), abs=0.015)
     # Uniform weights: the plain vote.
     labels, verdicts = ["a", "b", "a", None, "c"], [0, 1, 0, 0, 0]
     for k in range(1, 6):

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("give --dataset: gsm8k, math, math500, a file or a hub id")
     if args.k and args.model and max(args.k) > args.samples:
         raise ValueError(f"--k {max(args.k)} needs at least as many --samples, got {args.samples}")
+    if not args.no_plots and find_spec("matplotlib") is None:
+        raise ValueError("plots need matplotlib: pip install 'trl-grpo-plus[plots]', or give --no-plots")
     for path in (args.prm, args.orm):
         # A wrong path should not be found out after hours of sampling.
         if path:

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -170,20 +171,31 @@ def weighted_vote_at_k(
             f"vote weights must be finite and not negative, got [{weights.min():g}, {weights.max():g}]; "
             "use transform='sigmoid' for raw reward-model logits"
         )
-    return float(np.mean([_weighted_winner(s, clusters, correct, weights) for s in _subsets(n, k, seed)]))
-
-
-def _weighted_winner(subset, clusters, correct, weights) -> float:
-    votes: dict[Hashable, float] = {}
-    worth: dict[Hashable, list[float]] = {}
-    for i in subset:
-        if clusters[i] is not None:
-            votes[clusters[i]] = votes.get(clusters[i], 0.0) + weights[i]
-            worth.setdefault(clusters[i], []).append(float(correct[i]))
-    if not votes:
+    labels = list(dict.fromkeys(c for c in clusters if c is not None))
+    if not labels:
         return 0.0
-    best = max(votes.values())
-    return float(np.mean([np.mean(worth[c]) for c, v in votes.items() if v >= best - 1e-12 * max(1.0, abs(best))]))
+    members = np.array([[c == label for label in labels] for c in clusters], dtype=float)
+    worth = (members * np.asarray(correct, dtype=float)[:, None]).sum(0) / members.sum(0)
+    chosen = _subset_matrix(n, k, seed)
+    votes = chosen @ (members * weights[:, None])
+    best = votes.max(axis=1, keepdims=True)
+    # A cluster of which no sample was drawn cannot win, not even with a weight of 0.
+    winners = (votes >= best - 1e-12 * np.maximum(1.0, best)) & (chosen @ members > 0)
+    count = winners.sum(axis=1)
+    paid = np.divide((winners * worth).sum(axis=1), count, out=np.zeros(len(chosen)), where=count > 0)
+    return float(paid.mean())
+
+
+@lru_cache(maxsize=32)
+def _subset_matrix(n: int, k: int, seed: int) -> np.ndarray:
+    """(subsets, n) indicators of all k-subsets, or of `MAX_SUBSETS` random ones."""
+    if math.comb(n, k) <= MAX_SUBSETS:
+        rows = np.array(list(combinations(range(n), k)))
+    else:
+        rows = np.random.default_rng(seed).random((MAX_SUBSETS, n)).argpartition(k - 1, axis=1)[:, :k]
+    matrix = np.zeros((len(rows), n))
+    np.put_along_axis(matrix, rows, 1.0, axis=1)
+    return matrix
 
 
 def best_of_k(correct: Sequence[float], scores: Sequence[float], k: int) -> float:
@@ -406,13 +418,6 @@ def _chunks(resamples: int, width: int):
     step = max(1, 1_000_000 // width)
     for start in range(0, resamples, step):
         yield min(step, resamples - start)
-
-
-def _subsets(n: int, k: int, seed: int):
-    if math.comb(n, k) <= MAX_SUBSETS:
-        return combinations(range(n), k)
-    rng = np.random.default_rng(seed)
-    return (rng.choice(n, size=k, replace=False) for _ in range(MAX_SUBSETS))
 
 
 def _check_k(n: int, k: int) -> None:
