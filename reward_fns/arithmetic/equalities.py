@@ -117,6 +117,8 @@ def _left_side(tokens: list[Token], first: bool) -> _Side | str:
     cut = len(tokens) > MAX_TOKENS
     tokens = tokens[-MAX_TOKENS:]
     begin = max((i + 1 for i, token in enumerate(tokens) if token.kind in ("break", "unknown")), default=0)
+    if tokens and tokens[-1].kind == "words" and _NEXT_NAME.search(tokens[-1].text):
+        return "another name stands before the equals sign"  # "3 units and BC = 4 units"
     tried = 0
     for start in range(begin, len(tokens)):
         token, before = tokens[start], tokens[start - 1] if start else None
@@ -157,6 +159,8 @@ def _context_problem(tokens: list[Token], start: int) -> str:
     index = start - 1
     if index >= 0 and tokens[index].kind == "number":
         return "two numbers stand side by side"
+    if index >= 0 and tokens[index].kind == ")" and any(token.text in ("(", "[") for token in tokens[:index]):
+        return "a parenthesis stands before it"
     # "3 + Cindy has 5 = 8" and "3 + Mr. Smith's 5 = 8": neither the verb nor the dot ends the statement.
     while index >= 0 and (
         tokens[index].kind in ("words", "(") or tokens[index].text in VERBS or _ends_abbreviation(tokens, index)
@@ -209,6 +213,10 @@ def _right_side(tokens: list[Token], last: bool) -> _Side | str:
     goes_on = not last and tokens[end - 1].text.endswith("and")  # "3 + 4 = 7 and 7 * 2 = 14"
     if following.kind in ("number", "(") and not remark and not goes_on:
         side.doubt = "another number follows"
+    if following.text == "!":
+        side.doubt = "it may be a factorial"
+    if following.text == "." and after is not None and after.kind == "unknown":
+        side.doubt = "digits may follow"  # "0.\\overline{3}"
     if following.text == "-dash":
         side.doubt = "a dash may be a minus sign"
     if following.text == "," and after is not None and after.kind in ("number", "unknown") and after.glued:
@@ -226,6 +234,7 @@ _CHANGES_MEANING = re.compile(
     r"(?:\s+(?:the|a|an|his|her|their|its|all))?$",
     re.I,
 )
+_NEXT_NAME = re.compile(r"\b(?:and|or)\s+\w{1,3}$", re.I)
 _COUNTED = re.compile(r"\b(?:and|of|in|at|for|with|on|a|to|the)$", re.I)  # "8 packs of 5 bags * $4"
 _LESS = re.compile(
     r"\b(?:less|fewer|lower|below|behind|short|shorter|loss|lost|decrease|drop|debt|younger|under)\b", re.I
@@ -313,21 +322,44 @@ def _is_quotient(left: Node, right: Node) -> bool:
     return exact >= 0 and exact // 1 == evaluate(right, ONE, NO_SCALE)
 
 
-_UNIT_LETTERS = set("mglhskLKMBtCFd")
+_UNIT_LETTERS = frozenset("mglhskLKMBtCFd")
+_ABBREVIATIONS = frozenset(
+    re.findall(
+        r"\w+",
+        "cm mm km kg mg ml cl dl ft lb lbs oz in inch yd mi hr hrs min sec mph kph gal pt pts qt gb mb kb tb am pm "
+        "usd eur gbp inr rs pcs yrs mo wk men cal",
+    )
+)
 
 
 def _is_variable(node: Node) -> bool:
-    """A lone letter among the units is a variable unless it abbreviates a unit or is an article."""
-    first, *others = re.split(r"[\s/-]+", node.unit)
-    if len(first) == 1 and first not in _UNIT_LETTERS and (node.unit_glued or first not in "aA"):
+    """A letter or a few of them behind a number are variables unless they abbreviate a unit or are an article."""
+    first, *others = re.split(r"[\s-]+", node.unit)
+    head = first.split("/")[0]
+    if len(head) == 1 and head not in _UNIT_LETTERS and (node.unit_glued or head not in "aA"):
         return True
-    return any(len(other) == 1 and other not in _UNIT_LETTERS | set("aAI") for other in others)
+    short = 1 < len(head) <= 3 and head.lower().rstrip("s") not in _ABBREVIATIONS
+    if short and (node.unit_glued or (head.isupper() and len(head) == 2)):
+        return True
+    divisors = re.findall(r"/(\w)(?!\w)", node.unit)
+    return any(letter not in _UNIT_LETTERS for letter in divisors) or any(
+        len(other) == 1 and other not in "aAI" for other in others
+    )
+
+
+def _may_be_variable(node: Node) -> bool:
+    """Whether a unit may be a variable after all, so that a sum that does not fit is no error."""
+    word = re.split(r"[\s/]", node.unit, maxsplit=1)[0]
+    if len(word) == 1:
+        return word not in "aA" and (node.unit_glued or node.op != "number")
+    if not word or noun(node) in _ABBREVIATIONS or any(noun(node) in table for table in UNIT_TABLE.values()):
+        return False
+    return node.unit_glued or (node.op != "number" and node.unit == word and len(word) < 5)
 
 
 def _doubt_about(left: _Side, right: _Side) -> str:
     a, b = left.node.literal(), right.node.literal()
-    numbers = left.node.numbers() + right.node.numbers()
-    if any(len(re.split(r"[\s/]", number.unit)[0]) == 1 and number.unit_glued for number in numbers if number.unit):
+    if any(_may_be_variable(node) for node in left.node.walk() + right.node.walk() if node.unit):
         return "a letter may stand for a number"
     if a is not None and left.preceded:
         return "the words before it may be what is equal"
@@ -354,6 +386,8 @@ def _same_things(left: Node, right: Node) -> bool:
         return any(noun(number) == noun(below) for number in right.numbers())
     if a is None:
         return True
+    if b is not None and a.unit != b.unit and any(re.search(r"\bper\b|/", unit) for unit in (a.unit, b.unit)):
+        return False  # "60 miles per hour = 88 feet per second"
     if b is not None:
         return noun(a) == noun(b) or any(noun(a) in table and noun(b) in table for table in UNIT_TABLE.values())
     return not a.unit or all(noun(number) == noun(a) for number in right.numbers())

@@ -13,6 +13,9 @@ MAX_BITS = 4096  # of a numerator or denominator
 MAX_DEPTH = 32  # of parentheses
 
 
+_JOINING_WORD = re.compile(r"\b(?:and|or)\b", re.I)
+
+
 class Unreadable(Exception):
     """The tokens are no expression, or one that is too large to evaluate."""
 
@@ -57,6 +60,7 @@ class Parser:
     def __init__(self, tokens: list[Token], fractions: str = ""):
         self.tokens, self.position, self.depth = tokens, 0, 0
         self.fractions = fractions
+        self.ended = False
 
     def peek(self, offset: int = 0) -> Token | None:
         index = self.position + offset
@@ -64,7 +68,7 @@ class Parser:
 
     def at(self, signs: str, offset: int = 0) -> bool:
         token = self.peek(offset)
-        return token is not None and token.kind == "op" and token.text in signs
+        return not self.ended and token is not None and token.kind == "op" and token.text in signs
 
     def sum(self) -> Node:
         node = self.product()
@@ -153,6 +157,7 @@ class Parser:
         if unit and unit.kind == "words":
             self.position += 1
             node.unit, node.unit_glued = unit.text, unit.glued
+            self.ended = _JOINING_WORD.search(unit.text) is not None  # "39 and -11 + 2*50 = 89"
             power = self.peek(1)
             if self.at("^") and power and power.text in ("2", "3", "²", "³"):  # "15 cm^2"
                 self.position += 2
@@ -259,7 +264,7 @@ def evaluate(node: Node, percent: Fraction, scale: dict[str, Fraction]) -> Fract
 UNIT_TABLE = {
     "time": {
         "second": 1, "sec": 1, "s": 1, "minute": 60, "min": 60, "hour": 3600, "hr": 3600, "h": 3600, "day": 86400,
-        "week": 604800,
+        "week": 604800, "fortnight": 1209600,
     },
     "calendar": {"month": 1, "year": 12, "decade": 120, "century": 1200},
     "money": {"cent": 1, "penny": 1, "pennie": 1, "nickel": 5, "dime": 10, "quarter": 25, "dollar": 100, "$": 100},
@@ -299,8 +304,11 @@ def unit_scales(numbers: list[Node]) -> list[dict[str, Fraction]]:
     nouns = {noun(number) for number in numbers}
     if any("" in table and noun in table and noun for table in UNIT_TABLE.values() for noun in nouns):
         nouns.add("")  # "2 dozen = 24 eggs": what is counted has the factor 1
-    return [
+    scales = [
         {noun: Fraction(factor) for noun, factor in table.items()}
         for table in UNIT_TABLE.values()
         if len({table[noun] for noun in nouns if noun in table}) > 1
     ]
+    if len(scales) > 1:  # "1 km / 2 hours = 1000 meters / 120 minutes"
+        scales.append({noun: factor for scale in reversed(scales) for noun, factor in scale.items()})
+    return scales

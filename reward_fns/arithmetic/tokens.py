@@ -12,9 +12,14 @@ MAX_BRACES = 6  # LaTeX commands inside each other
 CALCULATOR_MARK = re.compile(r"<<([^<>\n]{1,400})>>")
 _BULLET = re.compile(r"^\s*[*•+]\s+")  # a dash may also be a sign
 _LABEL = re.compile(r"^\s*(?:-\s+)?(?:\**(?:step|part)\s*\d+\s*\**\s*[:.)-]\**|\(?\d{1,2}[.):](?=\s))\s*", re.I)
-_LATEX_SPACE = re.compile(r"\\(?:[,;:! ]|quad\b|qquad\b|left\b|right\b|displaystyle\b|[()\[\]])|[&~]|\\?\{,\}(?!\d)")
+_LATEX_SPACE = re.compile(r"\\(?:[,;: ]|quad\b|qquad\b|displaystyle\b|[()\[\]])|[&~]|\\?\{,\}(?!\d)")
+_LATEX_NOTHING = re.compile(r"\\(?:!|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z]))")
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|boxed|operatorname)\s*\{([^{}]*)\}")
-_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_LATEX_MIXED = re.compile(
+    r"(?<![\d.^_])(\d+)\s*\\[dtc]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))(?!\s*\\[dtc]?frac)"
+)
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_LATEX_POWER = re.compile(r"\^\s*\{([^{}]*)\}")
 _LATEX_SIGNS = (
     ("\\times", "×"),
     ("\\cdot", "×"),
@@ -26,6 +31,8 @@ _LATEX_SIGNS = (
     ("\\$", "$"),
     ("\\%", "%"),
     ("{,}", ","),
+    ("^\\circ", " degrees"),
+    ("^{\\circ}", " degrees"),
 )
 _SIGNS = str.maketrans(
     {
@@ -47,14 +54,18 @@ def normalize(text: str) -> str:
     if "\\" in text or "{" in text:
         for command, sign in _LATEX_SIGNS:
             text = text.replace(command, sign)
+        text = _LATEX_NOTHING.sub("", text)
+        text = _LATEX_MIXED.sub(r"\1 \2\3/\4\5", text)
         for _ in range(MAX_BRACES):
-            text, fractions = _LATEX_FRACTION.subn(r"((\1)/(\2))", text)
+            text, fractions = _LATEX_FRACTION.subn(r"((\1\2)/(\3\4))", text)
+            text, powers = _LATEX_POWER.subn(r"^(\1)", text)
             text, wrappers = _LATEX_TEXT.subn(r" \1 ", text)
-            if not fractions + wrappers:
+            if not fractions + powers + wrappers:
                 break
         text = text.replace("\\\\", "\n")
         text = _LATEX_SPACE.sub(" ", text)
-    return text.translate(_SIGNS).replace("{", "(").replace("}", ")")
+    # Braces that are left belong to commands that are not known: the tokenizer lets no expression hold them.
+    return text.translate(_SIGNS)
 
 
 def joins_digits(mark: re.Match) -> bool:
@@ -128,13 +139,16 @@ _OF_WORDS = re.compile(
     r"{0,3}(?=\s+[$€£¥₹]?(?:\.?\d|\())",
     re.I,
 )
+_GOES_ON = re.compile(r"\s*[-+*/^=()\d]")
+_FUNCTION = re.compile(r"(?:^|\s)(?:[^\W\d_]|sin|cos|tan|log|ln|exp|sqrt|max|min|gcd|lcm)$")
 VERBS = frozenset(("is", "are", "was", "were", "has", "have", "had"))
 # What follows one of these is a new statement, so they are never part of a unit.
 _CONJUNCTIONS = frozenset(
     re.findall(
         r"\w+",
         "because so since if then therefore thus hence but while which means meaning when where is are was were has "
-        "have had gets got would will can could should costs cost makes made we he she they it you",
+        "have had gets got would will can could should costs cost makes made we he she they it you give gives become "
+        "becomes leads yields",
     )
 )
 
@@ -189,7 +203,7 @@ def tokenize(line: str) -> list[Token]:
         elif kind == "op":
             position = _operator(line, match, tokens, glued)
         elif kind == "open":
-            call = last and last.kind == "words" and glued
+            call = last and last.kind == "words" and (glued or _FUNCTION.search(last.text))
             tokens.append(Token("unknown" if call else "(", text, glued=glued))
         elif kind == "close":
             tokens.append(Token(")", text, glued=glued))
@@ -197,13 +211,13 @@ def tokenize(line: str) -> list[Token]:
             tokens.append(Token("=", text))
         elif kind == "relation":
             tokens.append(Token("relation", text))
-        elif text == ":" and not glued and last and last.kind == "number" and line[position : position + 1] == " ":
+        elif (text == "!" and glued and _GOES_ON.match(line, position)) or (
+            text == ":" and not glued and last and last.kind == "number" and line[position : position + 1] == " "
+        ):  # a factorial, a ratio
             tokens.append(Token("unknown", text))
-        elif text in ".,;:?!|":
+        elif text in ".,;:?!":
             tokens.append(Token("break", text, glued=glued))
-        elif text == "_" and position < len(line) and line[position].isalnum():
-            tokens.append(Token("unknown", text))
-        elif text in "_#":
+        elif text == "#":
             tokens.append(Token("break", text))
         else:
             tokens.append(Token("unknown", text))
