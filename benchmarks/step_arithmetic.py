@@ -1,9 +1,10 @@
 """How trustworthy `step_arithmetic_reward` is: false alarms on gold solutions, and agreement with human labels.
 
-    python benchmarks/step_arithmetic.py --gsm8k DIR --steps mr_gsm8k_steps.jsonl --solutions solutions.jsonl
+    python benchmarks/step_arithmetic.py --gsm8k DIR --math F.jsonl --steps F.jsonl --solutions F.jsonl
     python benchmarks/step_arithmetic.py                # GSM8K from the hub, nothing else
 
 - GSM8K's own solutions are right, so a flagged step is a false alarm or a wrong gold; `--show` prints each.
+- `--math`: MATH's own solutions, one JSON object a line with `solution`; each line of a solution counts as a step.
 - `--steps`: solutions in steps with the first step that a person called wrong (MR-GSM8K, arXiv 2312.17080; one JSON
   object a line with `model_output_steps`, `model_output_solution_first_error_step`,
   `model_output_solution_first_error_reason`). Steps before it are right, it is wrong, those after it have no label.
@@ -33,6 +34,14 @@ def read_lines(path: Path) -> Iterator[dict]:
             yield json.loads(line)
 
 
+def gold_solutions(directory: str | None, math: str | None) -> dict[str, list[str]]:
+    """The gold solutions by data set."""
+    golds = {f"GSM8K {split}": answers for split, answers in gsm8k(directory).items()}
+    if math:
+        golds["MATH"] = [row["solution"] for row in read_lines(Path(math))]
+    return golds
+
+
 def gsm8k(directory: str | None) -> dict[str, list[str]]:
     """The gold solutions of each split."""
     if directory:
@@ -56,12 +65,12 @@ def share(part: int, whole: int) -> str:
     return f"{part:,} / {whole:,} = {part / whole:.3f}" if whole else "none"
 
 
-def report_golds(console: Console, directory: str | None, show: bool) -> None:
-    table = Table(title="GSM8K's gold solutions", show_header=True)
-    for column in ("split", "solutions", "steps", "with an equals sign", "of them judged", "flagged false", "steps/s"):
-        table.add_column(column, justify="left" if column == "split" else "right")
+def report_golds(console: Console, golds: dict[str, list[str]], show: bool) -> None:
+    table = Table(title="Gold solutions", show_header=True)
+    for column in ("data", "solutions", "steps", "with an equals sign", "of them judged", "flagged false", "steps/s"):
+        table.add_column(column, justify="left" if column == "data" else "right")
     flagged = []
-    for split, answers in gsm8k(directory).items():
+    for split, answers in golds.items():
         start = time.perf_counter()
         verdicts = [
             (row, number, step, check_step(step))
@@ -129,17 +138,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     local = {
         "gsm8k": LOCAL / "gsm8k",
+        "math": LOCAL / "math" / "test.jsonl",
         "steps": LOCAL / "model_outputs" / "mr_gsm8k_steps.jsonl",
         "solutions": LOCAL / "model_outputs" / "gsm8k_openai_solutions.jsonl",
     }
     defaults = {name: str(path) if path.exists() else None for name, path in local.items()}
     parser.add_argument("--gsm8k", default=defaults["gsm8k"], help="directory of train.jsonl and test.jsonl")
+    parser.add_argument("--math", default=defaults["math"], help="MATH solutions")
     parser.add_argument("--steps", default=defaults["steps"], help="labelled steps")
     parser.add_argument("--solutions", default=defaults["solutions"], help="labelled solutions")
     parser.add_argument("--show", action="store_true", help="print every flagged gold step")
     args = parser.parse_args()
     console = Console()
-    report_golds(console, args.gsm8k, args.show)
+    report_golds(console, gold_solutions(args.gsm8k, args.math), args.show)
     if args.steps:
         report_steps(console, Path(args.steps))
     if args.solutions:
