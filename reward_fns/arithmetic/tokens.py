@@ -215,6 +215,8 @@ def tokenize(line: str) -> list[Token]:
             text == ":" and not glued and last and last.kind == "number" and line[position : position + 1] == " "
         ):  # a factorial, a ratio
             tokens.append(Token("unknown", text))
+        elif text == "|" and not glued and not line[position : position + 1].strip():  # a table's rule
+            tokens.append(Token("break", text))
         elif text in ".,;:?!":
             tokens.append(Token("break", text, glued=glued))
         elif text == "#":

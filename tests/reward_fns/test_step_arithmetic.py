@@ -166,6 +166,8 @@ TABLE = [
     ("2 ** 3 = 8", TRUE, "stars between operands are a power"),
     # --- labels and lists
     ("Step 1: 5 + 3 = 8", TRUE, "label"),
+    ("| 3 + 4 = 8 | wrong |", FALSE, "a table"),
+    ("2|x - 3| - 1 = 3", NONE, "an absolute value"),
     ("Step 3. 5 + 3 = 9.", FALSE, "label"),
     ("1. 5 + 3 = 8", TRUE, "list item"),
     ("2) 5 + 3 = 9", FALSE, "list item"),
