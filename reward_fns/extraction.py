@@ -336,6 +336,10 @@ _MATH_SPAN = re.compile(
 )
 
 
+_VERB = re.compile(r"\b(?:is|are|equals|will be|was|were)\s+(?=\S)")
+_WORD3 = re.compile(r"[A-Za-z]{3,}")
+
+
 def _statement(rest: str) -> str | None:
     """The answer at the start of what follows "answer is"."""
     rest = rest.lstrip("*: \t\n")
@@ -367,9 +371,10 @@ def _statement(rest: str) -> str | None:
     if bold:
         return bold[1]
     sentence = _first_sentence(rest)
-    told = re.search(r"^.*[A-Za-z]{3,}.*\b(?:is|are|equals|will be|was|were)\s+(?=\S)(.+)$", sentence)
-    if told and re.search(r"\d|\\|\$", told[1]):
-        sentence = told[1]
+    verbs = list(_VERB.finditer(sentence[:300]))
+    if verbs and re.search(r"\d|\\|\$", sentence[verbs[-1].end() :]) and _WORD3.search(sentence[: verbs[-1].start()]):
+        # "The area of the square is 16."
+        sentence = sentence[verbs[-1].end() :].strip()
         math = _MATH_SPAN.match(sentence)
         if math and math.end() >= len(sentence) - 1:
             return math.group(math.lastgroup)
