@@ -98,6 +98,13 @@ MINERVA = [
     ("5", "Final Answer: The final answer is $5$. ", True, "the hope is appended by the harness"),
     ("5", "Final Answer: The final answer is $5$.", False, "but not the space before it, though right"),
     ("5", "Final Answer: The final answer is $5$.\nI hope it is correct.", False, "a new line ends it, though right"),
+    ("5", "Final Answer: The final answer is $5$. I hope it is correct", True, "what the harness appends follows"),
+    (
+        "5",
+        "Final Answer: The final answer is $5$. I hope it is correct\n",
+        False,
+        "on the same line only, though right",
+    ),
     ("5", "The final answer is $5$. I hope it is correct.", False, "the first words are needed"),
     ("5", FINAL.format("4") + " " + FINAL.format("5"), False, "the first sentence counts"),
     ("5", FINAL.format("x = 5"), True, "after the last equals sign"),
@@ -137,6 +144,8 @@ DEEPSEEK = [
     ("3.1416", r"\boxed{3.1410}", True, "within 0.001, though wrong"),
     (r"\frac{1}{3}", r"\boxed{0.3333}", True, "numerically within 0.001"),
     (r"\frac{1}{3}", r"\boxed{0.33}", False, "not within 0.001"),
+    ("0.02", r"\boxed{0.0009}", True, "a hundredth of the gold, absolutely within 0.001, though wrong"),
+    ("0.02", r"\boxed{0.0013}", False, "not within 0.001"),
     ("0.0005", r"\boxed{0}", True, "absolutely within 0.001, though wrong"),
     ("(0,1)", r"\boxed{[0,1]}", True, "kind of bracket does not matter, though wrong"),
     ("(1,2)", r"\boxed{(2,1)}", False, "order in a tuple"),
@@ -168,7 +177,8 @@ QWEN = [
     ("5", "", False, "nothing"),
     ("0.5", r"\boxed{50}", True, "100 times is as good, though wrong"),
     (r"50\%", r"\boxed{50}", True, "percent signs go"),
-    ("100000", r"\boxed{100001}", True, "within 1e-4, though wrong"),
+    ("100000", r"\boxed{100009}", True, "within 1e-4, though wrong"),
+    ("100000", r"\boxed{100011}", False, "not within 1e-4"),
     ("3.1416", r"\boxed{3.1420}", False, "3e-4 away"),
     (r"\frac{1}{3}", r"\boxed{0.33333}", True, "numerically"),
     ("5", r"\boxed{5 \text{ cm}}", True, "units"),
@@ -237,6 +247,8 @@ def test_the_modes_are_the_six_that_are_documented():
         ("deepseek_math", "5", r"\boxed{5", None, "5"),
         ("qwen25_math", "5", r"\boxed{x = 5 \text{ cm}}", "5", "5"),
         ("qwen25_math", "5", "nothing", None, "5"),
+        # Normalised twice: the first time removes the space, the second one puts the braces in.
+        ("qwen25_math", r"\sqrt{3}", r"\boxed{\sqrt 3}", r"\sqrt{3}", r"\sqrt{3}"),
     ],
 )
 def test_extraction_and_gold(mode, gold, completion, extracted, shown_gold):
