@@ -431,3 +431,71 @@ def test_mistakes_are_named(tokenizer, tmp_path):
         PRMConfig(str(tmp_path), max_length=0)
     with pytest.raises(ValueError, match="step_separator must not be empty"):
         PRMConfig(str(tmp_path), step_separator="")
+
+
+# --- In GRPO --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_models_path_trains_a_policy(tmp_path):
+    """By path in GRPOPlusTrainer: the scores that are logged are those of the sampled ids, in the model's layout."""
+    from reward_fns import gsm8k_reward
+    from trl_grpo_plus import GRPOPlusConfig, GRPOPlusTrainer
+    from trl_grpo_plus.demo import load_demo_policy, load_demo_tokenizer, make_problems
+
+    tokenizer, path = load_demo_tokenizer(), tmp_path / "tiny-prm"
+    torch.manual_seed(0)
+    config = config_of(tokenizer, num_labels=2, initializer_range=0.3, pad_token_id=tokenizer.pad_token_id)
+    model = LlamaForTokenClassification(config).eval()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    args = GRPOPlusConfig(
+        str(tmp_path / "out"),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        max_steps=1,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=32,
+        logging_steps=1,
+        beta=0.0,
+        disable_tqdm=True,
+    )
+    trainer = GRPOPlusTrainer(
+        load_demo_policy(),
+        gsm8k_reward,
+        args,
+        make_problems(8, 0),
+        processing_class=tokenizer,
+        process_reward_funcs=str(path),
+    )
+    (prm,) = trainer.process_reward_funcs
+    calls, score = [], prm.score_steps
+
+    def recorded(prompts, steps, completion_ids):
+        calls.append((prompts, steps, completion_ids, score(prompts, steps, completion_ids)))
+        return calls[-1][-1]
+
+    prm.score_steps = recorded
+    trainer.train()
+    ((prompts, steps, completion_ids, scores),) = calls
+    for prompt, texts, ids, row in zip(prompts, steps, completion_ids, scores, strict=True):
+        # The layout by hand: the sampled tokens with each newline as the separator, the end token left out.
+        ids = [i for i in ids if i != tokenizer.eos_token_id]
+        newline = tokenizer.convert_tokens_to_ids("\n")
+        ids = tokenizer(prompt)["input_ids"] + ids + [newline] * (ids[-1] != newline)
+        prompt_length = len(tokenizer(prompt)["input_ids"])
+        with torch.no_grad():
+            probability = model(torch.tensor([ids])).logits[0].softmax(-1)[:, 1]
+        expected = [probability[t].item() for t, i in enumerate(ids) if i == newline and t >= prompt_length]
+        assert row == pytest.approx(expected, abs=1e-5)
+        assert len(row) == len(texts)
+    # A last step that was cut off is not scored by the trainer.
+    kept = [
+        score
+        for row, ids in zip(scores, completion_ids, strict=True)
+        for score in (row if tokenizer.eos_token_id in ids else row[:-1])
+    ]
+    logged = next(log for log in trainer.state.log_history if "process/tiny-prm/step_mean" in log)
+    assert logged["process/tiny-prm/step_mean"] == pytest.approx(sum(kept) / len(kept), abs=1e-5)
