@@ -2,25 +2,36 @@
 
     python benchmarks/iterative.py --output-dir runs/iterative-benchmark
 
-The demo policy is trained on the demo problems against an outcome reward model alone, never the grader. The reward model is
-made from samples of the first policy. Arms, each with the same seeds, steps and first reward model:
+The demo policy is trained on the demo problems against an outcome reward model alone, never against the grader. The
+reward
+model is a logistic regression on what can be seen of a completion without doing the sums: its lines (hashed), how many
+there are, how many the story asks for, and whether there is an answer line. (A transformer of the demo's size does not
+learn to check sums from this little data.) It is first trained on samples of the first policy. Arms, each with the
+same seeds, steps and first reward model:
 
 - `frozen`: the reward model stays as it is (one-round RLHF);
-- `retrained`: after each iteration it is trained on the policy's samples with 10 % history (DeepSeekMath, Algorithm 1);
+- `retrained`: after each iteration it is trained on the policy's samples with 10 % history (DeepSeekMath, Algorithm
+1);
 - `no replay`: the same with no history.
 
-Per iteration: the policy's true accuracy (grader, sampled), how the reward model ranks its samples (AUC against the grader)
-and how often it agrees with the grader; and its accuracy on samples of the first policy that it never saw (forgetting).
+Per iteration: the policy's true accuracy (grader, sampled), how the reward model ranks its samples (AUC against the
+grader) and how often it agrees with the grader; and its accuracy on samples of the first policy that it never saw
+(forgetting).
 """
 
 import argparse
 import json
 import math
+import zlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
+from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
+
+from trl_grpo_plus.iterative import UpdatableRewardModel
 
 ARMS = {
     "frozen": {"update_reward_model": False},
@@ -29,6 +40,71 @@ ARMS = {
 }
 # Two-sided 95 % quantiles of Student's t, by the number of seeds.
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+
+
+BUCKETS = 4096
+
+
+class LineRewardModel(UpdatableRewardModel):
+    """Logistic regression on the hashed lines of a completion, their number, and how many lines the story asks for."""
+
+    granularity = "outcome"
+    __name__ = "line_reward_model"
+
+    def __init__(self, path: Path | None = None):
+        self.model = torch.nn.Linear(BUCKETS + 16, 1)
+        torch.nn.init.zeros_(self.model.weight)
+        torch.nn.init.zeros_(self.model.bias)
+        if path is not None:
+            self.load_state_dict(torch.load(path))
+
+    @staticmethod
+    def features(prompts: list[str], completions: list[str]) -> torch.Tensor:
+        """(N, BUCKETS + 16): counts of hashed lines, then indicators."""
+        rows = torch.zeros(len(completions), BUCKETS + 16)
+        for row, prompt, completion in zip(rows, prompts, completions, strict=True):
+            lines = [line.strip() for line in completion.split("\n") if line.strip()]
+            for line in lines:
+                row[zlib.crc32(line.encode()) % BUCKETS] += 1
+            # A story of n changes has n + 2 sentences and a solution of n + 1 lines.
+            missing = (prompt.count(".") + prompt.count("?") - 1) - len(lines)
+            row[BUCKETS + min(max(missing, -3), 3) + 3] = 1
+            row[BUCKETS + 7 + min(len(lines), 6)] = 1
+            row[BUCKETS + 14] = float(any(line.startswith("####") for line in lines))
+            row[BUCKETS + 15] = len(set(lines)) / max(1, len(lines))
+        return rows
+
+    def __call__(self, prompts, completions, **columns):
+        with torch.no_grad():
+            return torch.sigmoid(self.model(self.features(prompts, completions)))[:, 0].tolist()
+
+    def fit(self, train, settings, optimizer_state):
+        args = settings.args
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.reward_model_learning_rate, weight_decay=0.01)
+        if optimizer_state is not None:
+            optimizer.load_state_dict(optimizer_state)
+        inputs = self.features(train["prompt"], train["completion"])
+        targets = torch.tensor(train["correct"][:], dtype=torch.float32)
+        losses = []
+        for _ in range(math.ceil(args.reward_model_epochs)):
+            for rows in torch.randperm(len(inputs)).split(args.reward_model_batch_size):
+                logits = self.model(inputs[rows])[:, 0]
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return sum(losses) / len(losses), optimizer.state_dict()
+
+    def state_dict(self):
+        return self.model.state_dict()
+
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state)
+
+    def save_pretrained(self, directory):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(directory) / "weights.pt")
 
 
 def make_config(output_dir: Path, seed: int, args, **overrides):
@@ -61,7 +137,7 @@ def make_config(output_dir: Path, seed: int, args, **overrides):
     )
 
 
-def run_arm(name: str, seed: int, start: Path, first_samples, args) -> list[dict]:
+def run_arm(name: str, seed: int, start: Path, first_samples: Dataset, args) -> list[dict]:
     """One run; returns what was measured at the end of each iteration."""
     from transformers import PrinterCallback
 
@@ -70,8 +146,6 @@ def run_arm(name: str, seed: int, start: Path, first_samples, args) -> list[dict
     from trl_grpo_plus.demo.policy import WEIGHTS_DIR
     from trl_grpo_plus.iterative.graders import rule_grader
     from trl_grpo_plus.iterative.phases import SampleStore
-    from trl_grpo_plus.iterative.reward_model import as_updatable
-    from trl_grpo_plus.iterative.start import read_initial_samples
     from trl_grpo_plus.reward_models.metrics import auc
 
     measured = []
@@ -102,11 +176,11 @@ def run_arm(name: str, seed: int, start: Path, first_samples, args) -> list[dict
     output_dir = start.parent / name.replace(" ", "-")
     trainer = Measured(
         str(WEIGHTS_DIR),
-        as_updatable(start),
+        LineRewardModel(start / "weights.pt"),
         make_config(output_dir, seed, args, **ARMS[name]),
         make_problems(args.problems, seed=seed),
         grader=rule_grader("answer"),
-        replay_dataset=read_initial_samples(start),
+        replay_dataset=Dataset(pq.read_table(start / "samples.parquet")),
         processing_class=load_demo_tokenizer(),
     )
     trainer.remove_callback(PrinterCallback)
@@ -115,56 +189,55 @@ def run_arm(name: str, seed: int, start: Path, first_samples, args) -> list[dict
     return measured
 
 
-def test_accuracy(policy, seed: int, args) -> float:
-    """Share of right completions sampled at temperature 1 for problems that no run trains on."""
-    from trl_grpo_plus.demo import load_demo_tokenizer, make_problems
+def labelled_samples(policy, problems, num_samples: int, seed: int) -> Dataset:
+    """Completions at temperature 1 with the grader's verdict in `correct`."""
+    from trl_grpo_plus.demo import load_demo_tokenizer
     from trl_grpo_plus.iterative.graders import rule_grader
     from trl_grpo_plus.reward_models import sample_completions
 
     samples = sample_completions(
-        make_problems(args.test_problems, seed=0, split="test"),
+        problems,
         policy.eval(),
         load_demo_tokenizer(),
-        num_samples=4,
+        num_samples=num_samples,
         max_new_tokens=48,
         seed=seed,
         progress=False,
     )
     verdicts = rule_grader("answer")(prompts=None, completions=samples["completion"][:], answer=samples["answer"][:])
+    return samples.add_column("correct", verdicts)
+
+
+def test_accuracy(policy, seed: int, args) -> float:
+    """Share of right completions for problems that no run trains on."""
+    from trl_grpo_plus.demo import make_problems
+
+    problems = make_problems(args.test_problems, seed=0, split="test")
+    verdicts = labelled_samples(policy, problems, 4, seed)["correct"][:]
     return sum(verdicts) / len(verdicts)
 
 
-def make_start(seed: int, directory: Path, args):
+def make_start(seed: int, directory: Path, args) -> tuple[Path, Dataset]:
     """The first reward model of a seed, and labelled samples of the first policy that it was not trained on."""
-    from trl_grpo_plus.demo import load_demo_policy, load_demo_tokenizer, make_problems
-    from trl_grpo_plus.demo.policy import WEIGHTS_DIR
-    from trl_grpo_plus.iterative.graders import rule_grader
-    from trl_grpo_plus.iterative.start import make_reward_model
-    from trl_grpo_plus.reward_models import sample_completions
+    from trl_grpo_plus.demo import load_demo_policy, make_problems
+    from trl_grpo_plus.iterative.phases import isolated_rng
+    from trl_grpo_plus.iterative.replay import is_held_out, make_samples, write_parquet
+    from trl_grpo_plus.iterative.reward_model import FitSettings
 
-    start = directory / "start"
-    if not (start / "manifest.json").exists():
-        make_reward_model(
-            start,
-            "outcome",
-            str(WEIGHTS_DIR),
-            make_problems(args.problems, seed=seed),
-            make_config(directory / "unused", seed, args),
-            args.initial_samples,
-            initial_args={"reward_model_epochs": args.initial_epochs},
-        )
-    problems = make_problems(75, seed=1000 + seed, split="test")
-    samples = sample_completions(
-        problems,
-        load_demo_policy(),
-        load_demo_tokenizer(),
-        num_samples=4,
-        max_new_tokens=48,
-        seed=seed,
-        progress=False,
+    start, policy = directory / "start", load_demo_policy()
+    config = make_config(directory / "unused", seed, args)
+    problems = make_problems(args.problems, seed=seed).filter(
+        lambda row: not is_held_out(row["prompt"], config.heldout_fraction, seed)
     )
-    verdicts = rule_grader("answer")(prompts=None, completions=samples["completion"][:], answer=samples["answer"][:])
-    return start, samples.add_column("correct", verdicts)
+    samples = labelled_samples(policy, problems.select(range(args.initial_samples // 8)), 8, seed)
+    samples = make_samples({name: samples[name][:] for name in ("prompt", "completion", "correct")}, 0)
+    reward_model = LineRewardModel()
+    with isolated_rng(seed):
+        reward_model.fit(samples, FitSettings(config, 1, seed, directory), None)
+    reward_model.save_pretrained(start)
+    write_parquet(samples, start / "samples.parquet")
+    unseen = labelled_samples(policy, make_problems(75, seed=1000 + seed, split="test"), 4, seed)
+    return start, unseen
 
 
 def mean_and_interval(values: list[float]) -> tuple[float, float]:
@@ -232,10 +305,9 @@ def main() -> None:
     parser.add_argument("--test-problems", type=int, default=100)
     parser.add_argument("--beta", type=float, default=0.0)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--reward-model-learning-rate", type=float, default=1e-3)
-    parser.add_argument("--reward-model-epochs", type=float, default=2)
+    parser.add_argument("--reward-model-learning-rate", type=float, default=0.02)
+    parser.add_argument("--reward-model-epochs", type=float, default=5)
     parser.add_argument("--initial-samples", type=int, default=768)
-    parser.add_argument("--initial-epochs", type=float, default=8)
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.output_dir.mkdir(parents=True, exist_ok=True)

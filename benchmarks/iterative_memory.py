@@ -2,8 +2,9 @@
 
     python benchmarks/iterative_memory.py
 
-Each variant runs in a process of its own on the CPU, with a policy and an outcome reward model of the same size. Reported
-are the bytes of all live tensors at each policy step (largest) and the largest resident set size from the first step on.
+Each variant runs in a process of its own on the CPU, with a policy and an outcome reward model of the same size.
+Reported are the bytes of all live tensors at each policy step (largest) and the largest resident set size from the
+first step on.
 """
 
 import argparse
@@ -142,7 +143,8 @@ def main() -> None:
             peak = json.loads(done.stdout.splitlines()[-1])
             baseline = baseline or peak
             print(
-                f"{variant:26} tensors in policy steps {peak['tensors']:6.0f} MiB ({peak['tensors'] / baseline['tensors']:.2f}x)"
+                f"{variant:26} tensors in policy steps {peak['tensors']:6.0f} MiB "
+                f"({peak['tensors'] / baseline['tensors']:.2f}x)"
                 f"   resident, whole run {peak['resident']:6.0f} MiB ({peak['resident'] / baseline['resident']:.2f}x)"
             )
 

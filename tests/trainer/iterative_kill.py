@@ -1,4 +1,4 @@
-"""Kills iterative runs with SIGKILL at random moments, resumes them, and compares their ends with an uninterrupted run.
+"""Kills iterative runs with SIGKILL at random moments, resumes them, and compares their ends with a whole run.
 
     python tests/trainer/iterative_kill.py --kills 20 --seed 0
 
@@ -114,9 +114,8 @@ def differences(left, right, path: str = "") -> list[str]:
     if isinstance(left, (list, tuple)):
         if len(left) != len(right):
             return [f"{path}: length {len(left)} and {len(right)}"]
-        return [
-            found for i, pair in enumerate(zip(left, right, strict=True)) for found in differences(*pair, f"{path}/{i}")
-        ]
+        pairs = enumerate(zip(left, right, strict=True))
+        return [found for i, pair in pairs for found in differences(*pair, f"{path}/{i}")]
     if isinstance(left, torch.Tensor):
         return [] if torch.equal(left, right) else [f"{path}: largest difference {(left - right).abs().max()}"]
     if hasattr(left, "tobytes"):

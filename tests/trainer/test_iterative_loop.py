@@ -41,7 +41,7 @@ def equal(left, right):
 
 
 class Watch(IterativeGRPOTrainer):
-    """Notes policy and reference as each iteration starts, and the log-probabilities that the first batch then gets."""
+    """Notes policy and reference as each iteration starts, and how far they are apart on each generation batch."""
 
     seen = None
 
@@ -84,7 +84,7 @@ def test_reference_is_the_policy_bit_for_bit_as_each_iteration_starts(policy, tm
     assert not equal(trainer.seen[0][1], trainer.seen[1][1])
     # The reference stays where it was put; the policy moves on.
     assert equal(values(reference_parameters(trainer)[1]), trainer.seen[-1][1])
-    # Nothing that the loss reads is older than the reset: the first batch of an iteration has no KL, the later ones do.
+    # Nothing that the loss reads is older than the reset: the first batch of an iteration has no KL, later ones do.
     assert [(step, iteration) for step, _, iteration in trainer.gaps] == [(s, s // 3 + 1) for s in range(9)]
     for step, gap, _ in trainer.gaps:
         assert (gap < 1e-6) == (step % 3 == 0), (step, gap)

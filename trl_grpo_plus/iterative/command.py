@@ -198,9 +198,8 @@ def run_policy(arguments: IterateArguments, config, model_config) -> None:
     trainer.train(resume_from_checkpoint=resume)
     if trainer.state.global_step == config.max_steps:
         trainer.save_model(config.output_dir)
-    if arguments.phase == "all":
-        if trainer.accelerator.is_main_process:
-            summarize(config.output_dir)
+    if arguments.phase == "all" and trainer.accelerator.is_main_process:
+        summarize(config.output_dir)
 
 
 def start_reward_model(arguments: IterateArguments, config, model_config, train_dataset=None):

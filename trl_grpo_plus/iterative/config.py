@@ -41,7 +41,7 @@ class IterativeGRPOConfig(GRPOPlusConfig):
         update_reward_model: False freezes it (the usual one-round RLHF); its accuracy is measured all the same.
         reward_model_learning_rate: of AdamW; 2e-5 is DeepSeekMath's.
         reward_model_epochs: passes over the mix of new and old samples in each iteration.
-        reward_model_batch_size: samples in one optimizer step, over all ranks. An epoch's last, short batch is left out.
+        reward_model_batch_size: samples in one optimizer step, over all ranks; an epoch's last, short one is left out.
         reward_model_micro_batch_size: samples in one forward pass of a rank; None: as many as a rank's share.
         reward_model_loss: of an outcome reward model. `"pointwise"`: cross-entropy with the grader's verdict.
             `"pairwise"`: Bradley-Terry between right and wrong answers to the same prompt.

@@ -414,8 +414,8 @@ def _shifted(factor, first):
 
 @contextlib.contextmanager
 def _nested_trainer() -> Iterator[None]:
-    """Keeps accelerate's process-wide gradient state, which the outer trainer is using, from the inner trainer; and the
-    inner one's progress bars from the screen."""
+    """Keeps accelerate's process-wide gradient state, which the outer trainer is using, from the inner trainer;
+    and the inner one's progress bars from the screen."""
     state = GradientState()
     kept = dict(state.__dict__)
     shows_bars = not are_progress_bars_disabled()

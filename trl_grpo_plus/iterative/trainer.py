@@ -75,7 +75,7 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         step_labeler: labels of steps, called like a process reward; needed with a process reward model and
             `args.step_labels="rule"`, for example `reward_fns.step_arithmetic_reward`.
         replay_dataset: what the buffer holds at the start, such as the reward model's own training set: columns
-            `prompt`, `completion`, and `correct` or `steps` and `step_labels`. Samples of held-out prompts are left out.
+            `prompt`, `completion`, and `correct` or `steps` and `step_labels`. Held-out prompts are left out.
         process_reward_funcs: further process rewards beside the model's.
         phase: `"all"`, or `"policy"`: `train()` ends with the iteration, and the phases between two iterations are
             left to other processes (`trl-grpo-plus iterate --phase`), so that the reward model's optimizer never
@@ -197,7 +197,7 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
         generate_every = self.args.steps_per_generation * self.num_iterations
         if self._step % generate_every:
             raise RuntimeError(
-                f"Iteration {due} would begin in a generation batch (micro-batch {self._step}, {generate_every} a batch)."
+                f"Iteration {due} would begin in a generation batch (micro-batch {self._step} of {generate_every})."
             )
         if due > 1:
             metrics = self.finish_iteration(due - 1)
