@@ -111,13 +111,15 @@ _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECAS
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|end_of_thought\|>|◁/think▷", re.IGNORECASE)
 
 
-_SPACE_RUN = re.compile(r"[^\S\n]{3,}")
+_SPACE_RUN = re.compile(r"[^\S\n]{3,}|[\t\r\x0b\x0c\x1c-\x1f]+")
 _LINE_RUN = re.compile(r"(?:[^\S\n]{0,2}\n){3,}")
 
 
 def _without_long_gaps(text: str) -> str:
     """Runs of white space shortened: the searches below are linear only as long as these are short."""
-    return _LINE_RUN.sub("\n\n", _SPACE_RUN.sub("  ", text))
+    if "   " in text or "\t" in text or "\r" in text or not text.isascii():
+        text = _SPACE_RUN.sub("  ", text)
+    return _LINE_RUN.sub("\n\n", text) if "\n\n" in text or "\n " in text else text
 
 
 def _visible(text: str, unfinished: str) -> str | None:
@@ -125,11 +127,11 @@ def _visible(text: str, unfinished: str) -> str | None:
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
     text = _without_long_gaps(text)
-    if "<" in text or "◁" in text:
+    if "</" in text or "<|" in text or "◁" in text:
         closed = [match.end() for match in _THINK_CLOSE.finditer(text)]
         if closed:
             text = text[closed[-1] :]
-    opened = _THINK_OPEN.search(text) if "<" in text else None
+    opened = _THINK_OPEN.search(text) if any(mark in text for mark in ("<t", "<T", "<r", "<R")) else None
     if opened:
         if unfinished == "no answer":
             text = text[: opened.start()]
@@ -137,15 +139,15 @@ def _visible(text: str, unfinished: str) -> str | None:
                 return None
         else:
             text = text[opened.end() :]
-    cut = _END_TOKENS.search(text, len(text) - len(text.lstrip())) if "<" in text else None
+    cut = _END_TOKENS.search(text) if any(mark in text for mark in ("<|", "</s>", "<eos>", "_turn>", "<｜")) else None
     while cut and not text[: cut.start()].strip():
         text = text[cut.end() :]
         cut = _END_TOKENS.search(text)
     if cut:
         text = text[: cut.start()]
-    first = min((m.end() for p in (_BOX, _HASHES, _ANSWER_WORD) if (m := p.search(text))), default=None)
-    if first is not None:
-        run_on = _RUN_ON.search(text, first)
+    if _RUN_ON.search(text):
+        first = min((m.end() for p in (_BOX, _HASHES, _ANSWER_WORD) if (m := p.search(text))), default=None)
+        run_on = _RUN_ON.search(text, first) if first is not None else None
         if run_on:
             return text[: run_on.start()]
     return text
@@ -299,35 +301,52 @@ def _hashed(text: str) -> Found | None:
 
 
 _ANSWER_WORD = re.compile(
-    r"(?:final\s+answer|(?<![a-z])answer|correct\s+(?:option|choice|answer))(?P<gap>[^.:\n=]{0,60}?)"
+    r"(?:(?<![a-z])answer|correct\s+(?:option|choice))(?P<gap>[^.:\n=]{0,60}?)"
     r"(?:\s+(?:is|are|would\s+be|=)(?:\s+therefore|\s+thus)?\s*:?|\s*[:=：])(?P<mark>\s*\**)[ \t]*\n?\s*(?=\S)",
     re.IGNORECASE,
 )
-_IS_ANSWER = re.compile(
-    r"(?P<math>\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\)|(?<![\d.,])-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?)\s{0,3}(?:is|are)\s{1,3}(?:our|the|my)\s+(?:final\s+|correct\s+)?answer\b",
+# What stands before "answer" in "$6$ is our answer".
+_IS_OUR = re.compile(
+    r"(?:\$(?P<a>[^$\n]{1,200})\$|\\\((?P<b>[^\n]{1,200}?)\\\)|(?<![\d.,])(?P<c>-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?))"
+    r"\s{0,3}(?:is|are)\s{1,3}(?:our|the|my)\s{1,3}(?:final\s{1,3}|correct\s{1,3})?$",
     re.IGNORECASE,
 )
-_A_LINE = re.compile(r"(?:^|\n)[ \t]*A[ \t]*:[ \t]*(?=\S)([^\n]*)\s*$")
+_A_LINE = re.compile(r"[ \t]*A[ \t]*:[ \t]*(?=\S)(.*)")
+_WORDS_OF_ANSWER = re.compile("answer|correct option|correct choice", re.IGNORECASE)
+MAX_STATEMENTS = 40
 
 
 def _stated(text: str) -> Found | None:
-    """The last "answer is ..." or "Answer: ..."."""
+    """The last "answer is ...", "Answer: ..." or "... is our answer", or a last line `A: ...`."""
     text = text[-WINDOW:]
-    best: tuple[int, str] | None = None
-    lowered = text.lower()
-    told = "answer" in lowered or "correct" in lowered
-    for match in reversed(list(_ANSWER_WORD.finditer(text))[-40:]) if told else ():
-        answer = _statement(text[match.end() : match.end() + 800])
+    last_line = text.rstrip().rpartition("\n")[2]
+    match = _A_LINE.match(last_line)
+    if match and re.search(r"\d|\\|\$", match[1]):
+        return Found(_first_sentence(match[1]), "final answer")
+    for at in _last_places(text):
+        match = _ANSWER_WORD.match(text, at)
+        answer = _statement(text[match.end() : match.end() + 800]) if match else None
+        if answer is None and text[max(0, at - 1) : at].isspace():
+            match = _IS_OUR.search(text[max(0, at - 260) : at])
+            answer = (match["a"] or match["b"] or match["c"]).strip() if match else None
         if answer:
-            best = (match.start(), answer)
-            break
-    for match in _IS_ANSWER.finditer(text) if told else ():
-        if best is None or match.start() > best[0]:
-            best = (match.start(), re.sub(r"^(?:\$|\\\()|(?:\$|\\\))$", "", match["math"]).strip())
-    match = _A_LINE.search(text) if "A" in text else None
-    if match and (best is None or match.start() > best[0]) and re.search(r"\d|\\|\$", match[1]):
-        best = (match.start(), _first_sentence(match[1]))
-    return Found(best[1], "final answer") if best else None
+            return Found(answer, "final answer")
+    return None
+
+
+def _last_places(text: str) -> list[int]:
+    """Where "answer" and the like stand, from the end."""
+    if text.isascii():
+        # `str.find` is many times faster than a search without case.
+        lowered = text.lower()
+        if "correct " not in lowered:
+            places = []
+            at = lowered.rfind("answer")
+            while at >= 0 and len(places) < MAX_STATEMENTS:
+                places.append(at)
+                at = lowered.rfind("answer", 0, at)
+            return places
+    return [match.start() for match in _WORDS_OF_ANSWER.finditer(text)][: -MAX_STATEMENTS - 1 : -1]
 
 
 _MATH_SPAN = re.compile(
@@ -340,14 +359,21 @@ _VERB = re.compile(r"\b(?:is|are|equals|will be|was|were)\s+(?=\S)")
 _WORD3 = re.compile(r"[A-Za-z]{3,}")
 
 
+_FILLER = re.compile(
+    r'(?:therefore|thus|simply|just|given by|equal to|approximately|about|then|the|option|choice|a|an)\s+|["“]', re.I
+)
+# A number and the end of the sentence or text.
+_NUMBER_ALONE = re.compile(r"(\d[\d,]*(?:\.\d+)?)\.?(?=\s*$|\s*\n)")
+
+
 def _statement(rest: str) -> str | None:
     """The answer at the start of what follows "answer is"."""
     rest = rest.lstrip("*: \t\n")
-    leading = re.match(
-        r'(?:therefore|thus|simply|just|given by|equal to|approximately|about|then|the|option|choice|a|an)\s+|["“]',
-        rest,
-        re.IGNORECASE,
-    )
+    if rest[:1].isdigit():
+        number = _NUMBER_ALONE.match(rest)
+        if number:
+            return number[1]
+    leading = _FILLER.match(rest)
     while leading:
         if leading[0].strip().lower() in ("a", "an") and not re.match(r"\w+\s", rest[leading.end() :]):
             break

@@ -13,11 +13,13 @@ from .exact import Refused, const_value
 from .extraction import NOTHING, Found, extract, read_gold, to_text
 from .policy import OFFICIAL_MODE_NAMES, Grade, GradePolicy
 
-__all__ = ["grade", "grade_batch", "read_gold_answers", "screen"]
+__all__ = ["clear_cache", "grade", "grade_batch", "read_gold_answers", "screen"]
 
 # Seconds for all symbolic comparisons of one batch.
 DEFAULT_BUDGET = 30.0
-CACHE_SIZE = 50_000
+CACHE_SIZE = 20_000
+# Completions are long, and only those of one batch come again.
+COMPLETION_CACHE_SIZE = 4096
 
 
 class Gold(NamedTuple):
@@ -37,6 +39,15 @@ def _read(found: Found) -> Gold:
     return Gold(found, answer)
 
 
+class _Golds(NamedTuple):
+    """The readable golds of one column value, and what is asked of them for each completion."""
+
+    readable: tuple[Gold, ...]
+    texts: tuple[str, ...]
+    numeric: bool
+    plain: str | None
+
+
 @lru_cache(maxsize=CACHE_SIZE)
 def _read_gold_text(text: str) -> tuple[Gold, ...]:
     return tuple(_read(found) for found in read_gold(text))
@@ -47,6 +58,18 @@ def read_gold_answers(value: Any) -> tuple[Gold, ...]:
     if isinstance(value, str):
         return _read_gold_text(value)
     return tuple(_read(found) for found in read_gold(value))
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _gold_set_of_text(text: str) -> _Golds:
+    return _gold_set(_read_gold_text(text))
+
+
+def _gold_set(golds: Sequence[Gold]) -> _Golds:
+    readable = tuple(gold for gold in golds if gold.answer is not None)
+    texts = tuple(gold.found.text for gold in readable)
+    plain = _plain_number(texts[0]) if len(texts) == 1 else None
+    return _Golds(readable, texts, _is_numeric(readable), plain)
 
 
 def _is_numeric(golds: Sequence[Gold]) -> bool:
@@ -60,6 +83,22 @@ def _is_numeric(golds: Sequence[Gold]) -> bool:
             except Refused:
                 pass
     return False
+
+
+_PLAIN_NUMBER = re.compile(r"(-?)\$?(\d{1,12}|[1-9]\d{0,2}(?:,\d{3}){1,3})(?:\.(\d{1,2}))?\.?")
+
+
+def _plain_number(text: str) -> str | None:
+    """A short decimal in its only spelling, so that two of them are equal when they are the same string."""
+    if text.isdigit() and len(text) < 13 and text.isascii():
+        return text.lstrip("0") or "0"
+    match = _PLAIN_NUMBER.fullmatch(text)
+    if match is None or not text.isascii():
+        return None
+    whole = match[2].replace(",", "").lstrip("0") or "0"
+    decimals = (match[3] or "").rstrip("0")
+    number = f"{whole}.{decimals}" if decimals else whole
+    return f"-{number}" if match[1] and number != "0" else number
 
 
 # --- what may go to sympy --------------------------------------------------------------------------------------------
@@ -223,6 +262,13 @@ def _remember(key: tuple, outcome: Outcome) -> None:
     _VERDICTS[key] = outcome
 
 
+def clear_cache() -> None:
+    """Forgets all verdicts and readings, for measurements."""
+    _VERDICTS.clear()
+    for cached in (_read_gold_text, _gold_set_of_text, _extract_cached, read_answer):
+        cached.cache_clear()
+
+
 class _Job(NamedTuple):
     """A completion whose verdict waits for sympy."""
 
@@ -234,7 +280,7 @@ class _Job(NamedTuple):
     fallback: Outcome
 
 
-@lru_cache(maxsize=CACHE_SIZE)
+@lru_cache(maxsize=COMPLETION_CACHE_SIZE)
 def _extract_cached(text: str, mode: str, numeric: bool, unfinished: str) -> Found:
     return extract(text, mode, numeric, unfinished)
 
@@ -313,16 +359,21 @@ def _no_gold(found: Found) -> Grade:
 
 
 def _grade_fast(index: int, gold: Any, completion: Any, policy: GradePolicy) -> Grade | _Job:
-    golds = read_gold_answers(gold)
-    readable = [g for g in golds if g.answer is not None]
+    golds = _gold_set_of_text(gold) if isinstance(gold, str) else _gold_set(read_gold_answers(gold))
+    readable = golds.readable
     text = completion if isinstance(completion, str) else to_text(completion)
-    found = _extract_cached(text, policy.mode, _is_numeric(readable), policy.unfinished_thinking)
+    found = _extract_cached(text, policy.mode, golds.numeric, policy.unfinished_thinking)
     if not readable:
         return _no_gold(found)
-    shown = readable[0].found.text
+    shown = golds.texts[0]
     if found.text is None:
         return Grade(False, None, shown, found.method, "no answer")
-    key = (tuple(g.found.text for g in readable), found.text, policy)
+    if golds.plain is not None and policy.form == "any":
+        plain = _plain_number(found.text)
+        if plain is not None:
+            same = plain == golds.plain
+            return Grade(same, found.text, shown, found.method, "correct" if same else "wrong")
+    key = (golds.texts, found.text, policy)
     outcome = _VERDICTS.get(key)
     if outcome is not None:
         return Grade(outcome[0], found.text, shown, found.method, outcome[1])

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reward_fns import GradePolicy, grade, grade_batch
+from reward_fns.grading import clear_cache
 
 # Seconds for one pair, with the start of a worker.
 LIMIT = 2.0
@@ -118,20 +119,16 @@ def test_the_verdict_does_not_depend_on_where_it_is_asked():
         (r"\tan^2 x + 1", r"\sec^2 x"),
         ("7", r"\boxed{8}"),
     ]
-    policy = GradePolicy(timeout=1.01)  # a policy of its own, so that no verdict comes from the cache
 
     def run():
-        return [grade(gold, text, policy).correct for gold, text in pairs]
+        clear_cache()
+        return [grade(gold, text).correct for gold, text in pairs]
 
     main = run()
-    from reward_fns import grading
-
-    grading._VERDICTS.clear()
     threaded = []
     thread = threading.Thread(target=lambda: threaded.extend(run()))
     thread.start()
     thread.join()
-    grading._VERDICTS.clear()
 
     async def coroutine():
         return run()
