@@ -55,7 +55,8 @@ HOOKS = (
             "max_completion_length",
         ),
     ),
-    Hook("_get_per_token_logps_and_entropies", ("model", "input_ids", "attention_mask", "logits_to_keep")),
+    # In 1.14 its other parameters are *args: (input_ids, attention_mask, logits_to_keep), as in all versions.
+    Hook("_get_per_token_logps_and_entropies", ("model",)),
     Hook("get_batch_samples", ("epoch_iterator", "num_batches")),
     Hook("training_step", ("model", "inputs"), ("_step",)),
     Hook("compute_loss", ("model", "inputs", "return_outputs", "num_items_in_batch"), ("_compute_loss",)),
