@@ -149,4 +149,4 @@ def test_the_default_run_gains_20_points(tmp_path):
     assert main(["--seed", "1", "--output-dir", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["gain"] > 20
-    assert results["evaluations"][-1]["greedy"]["accuracy"] > 0.95
+    assert results["evaluations"][-1]["greedy"]["accuracy"] > 0.9
