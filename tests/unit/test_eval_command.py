@@ -21,6 +21,7 @@ from trl_grpo_plus.evaluation.datasets import DatasetError, load_problems
 from trl_grpo_plus.evaluation.evaluate import split_text
 from trl_grpo_plus.evaluation.prompts import PROMPTS, PromptError, load_template
 from trl_grpo_plus.evaluation.report_command import main as report
+from trl_grpo_plus.evaluation.results import SampleStore
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,20 @@ def test_a_file_cut_anywhere_is_resumed_to_identical_results(demo, tmp_path):
         assert main(arguments(demo, out, *sampling, "--batch-size", str(rng.randint(1, 20)))) == 0
         assert lines(out / "samples.jsonl") == expected
         assert json.loads((out / "results.json").read_text())["models"]["model"]["metrics"] == metrics
+
+
+def test_a_cut_line_is_gone_before_the_next_one_is_written(tmp_path):
+    """A second kill after a first one: the rest of a cut line must not run into the line that follows it."""
+    path = tmp_path / "samples.jsonl"
+    record = {"problem_id": "a", "sample": 0, "completion": "x", "finish_reason": "stop"}
+    path.write_text(json.dumps(record) + "\n" + json.dumps({**record, "sample": 1})[:-9])
+    store = SampleStore(path)
+    assert list(store.records) == [("a", 0)]
+    store.append({**record, "sample": 1})
+    assert list(SampleStore(path).records) == [("a", 0), ("a", 1)]
+    path.write_text('{"problem_id": "a"}\n')
+    with pytest.raises(DatasetError, match="samples.jsonl:1 is not a sample"):
+        SampleStore(path)
 
 
 @pytest.mark.slow
