@@ -242,7 +242,10 @@ def qwen_checkpoint(path, sharded=False):
     config = json.loads((path / "config.json").read_text())
     config["architectures"] = ["Qwen2ForProcessRewardModel"]
     # The published config names remote code; no file of it is here, so running it would fail.
-    config["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
+    config["auto_map"] = {
+        "AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig",
+        "AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel",
+    }
     (path / "config.json").write_text(json.dumps(config))
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if sharded:

@@ -198,6 +198,8 @@ class ORMConfig(TrainingArguments):
         model_init_kwargs: Arguments of `from_pretrained` when the model is a path. `dtype` is float32 if not given.
     """
 
+    _VALID_DICT_FIELDS: ClassVar = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
     learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
     logging_steps: float = field(default=10, metadata={"help": "Log every X update steps; below 1, a share of all."})
     max_length: int | None = field(

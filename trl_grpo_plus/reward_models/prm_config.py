@@ -1,7 +1,7 @@
 """Configuration of the process reward model trainer."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
@@ -35,6 +35,8 @@ class PRMConfig(TrainingArguments):
             takes soft labels as they are.
         model_init_kwargs: Arguments of `from_pretrained` when the model is a path. `dtype` is float32 if not given.
     """
+
+    _VALID_DICT_FIELDS: ClassVar = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
     learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
     logging_steps: float = field(
