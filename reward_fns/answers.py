@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 
 from .clean import TEXT_CLOSE, TEXT_OPEN, canonical, clean, matching_brace
 from .clean import words as _words
-from .exact import Refused, Unsupported, normal_form
+from .exact import Refused, Unsupported, const_value, equal, normal_form, numeric
 from .latex import MAX_LENGTH, parse_expression
 
 __all__ = ["Answer", "read_answer"]
@@ -200,7 +200,7 @@ _unit("euro", 1, "euro", "eur")
 _unit("gbp", 1, "gbp", "pound sterling")
 _unit("yen", 1, "yen")
 _unit("rupee", 1, "rupee")
-_unit("angle", 1, "degree", "deg", "°")
+_unit("angle", 1, "degree", "deg", "°", "degree celsius", "degree fahrenheit", "celsius", "fahrenheit")
 _unit("speed", 1, "mph", "mile per hour", "mile/hour", "mi/h")
 _unit("speed km", 1, "kph", "km/h", "kilometer per hour", "km per hour", "kmh")
 _UNIT_WORDS = frozenset(
@@ -251,14 +251,13 @@ def _unit_name(words: str) -> str | None:
 
 def _singular(words: str) -> str:
     head, space, last = words.rpartition(" ")
-    if last in UNITS:
-        return words
+    head = re.sub(r"\b(kilometer|mile|meter|degree)s\b", r"\1", head).replace("feet", "foot")
+    if last in UNITS or head + space + last in UNITS:
+        return head + space + last
     for ending, new in (("ches", "ch"), ("feet", "foot"), ("ies", "y"), ("s.", ""), ("s", "")):
         if last.endswith(ending) and len(last) > len(ending):
             last = last[: -len(ending)] + new
             break
-    if head.startswith(("kilometers per", "miles per")):
-        head = head.replace("meters", "meter").replace("miles", "mile")
     return head + space + last
 
 
@@ -439,6 +438,9 @@ def _number_word(words: str) -> int | None:
     parts = words.lower().replace("-", " ").split()
     if len(parts) == 1:
         return _NUMBER_WORDS.get(parts[0], _TENS.get(parts[0]))
+    if len(parts) >= 2 and parts[1] == "hundred" and 0 < _NUMBER_WORDS.get(parts[0], 0) < 10:
+        rest = _number_word(" ".join(p for p in parts[2:] if p != "and")) if parts[2:] else 0
+        return None if rest is None or rest > 99 else 100 * _NUMBER_WORDS[parts[0]] + rest
     if len(parts) == 2 and parts[0] in _TENS and 0 < _NUMBER_WORDS.get(parts[1], 0) < 10:
         return _TENS[parts[0]] + _NUMBER_WORDS[parts[1]]
     return None
@@ -587,6 +589,12 @@ def _read(text: str, depth: int) -> Answer:
     found = _read_base(text)
     if found:
         return found
+    text = _LEAD_IN.sub("", text)
+    text = _ASIDE.sub("", text)
+    text = _DOMAIN.sub("", text)
+    to = _TO_RATIO.fullmatch(text)
+    if to:
+        return Answer("ratio", text, items=(_number(to[1]), _number(to[2])))
     large = _LARGE.fullmatch(text)
     return _read_math(_spelled_out(large) if large else text, depth)
 
@@ -663,6 +671,18 @@ _LARGE = re.compile(
     r"(\\?\$\s*)?(-?\d{1,15}(?:\.\d{1,15})?)\s*[\x02\s]*(thousand|million|billion|trillion)(?![a-z])\s*(.*)",
     re.IGNORECASE,
 )
+# `\\text{Thus, }5`
+_LEAD_IN = re.compile(
+    r"^\x02\s*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?|thus|therefore|hence|so)\s*[,:]?\s*\x03\s*[:,]?\s*(?=\S)",
+    re.IGNORECASE,
+)
+# `18 (eighteen)`
+_ASIDE = re.compile(r"(?<=[\d}])\s*\(\s*(?!mod\b|base\b)[A-Za-z]{3,}(?:[\s-][A-Za-z]+){0,4}\s*\)$")
+# `2k\\pi, k \\in \\mathbb{Z}`
+_DOMAIN = re.compile(
+    r"(?<=\S)\s*[,;(]?\s*(?:where|for|with)?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?\s*[ZNQRC]\s*\}?(?:\s*[\^_]\s*\{?[+*]\}?)?\s*\)?$"
+)
+_TO_RATIO = re.compile(r"(\d{1,9})\s+to\s+(\d{1,9})")
 _LARGE_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -784,7 +804,7 @@ def _decimal_comma(text: str) -> list[Answer]:
 
 
 _NAME = re.compile(
-    r"(?:\\?[a-zA-Z]+(?:\s*\([^()]*\))?'*(?:_\{?[\w\s,']+\}?)?'*(?:\s*\([^()]*\))?|\\(?:overline|vec|mathbf|angle|triangle)\s*"
+    r"(?:\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\?[A-Za-z]+|\([^()]*\))|\\frac\s*\{d[^{}]*\}\s*\{d[^{}]*\}|\\?[a-zA-Z]+(?:\s*\([^()]*\))?'*(?:_\{?[\w\s,']+\}?)?'*(?:\s*\([^()]*\))?|\\(?:overline|vec|mathbf|angle|triangle)\s*"
     r"(?:\{[^{}]*\}|[A-Za-z]+)|"
     + TEXT_OPEN
     + "[^"
@@ -812,7 +832,10 @@ def _read_relation(text: str, depth: int) -> Answer | None:
         if at == 0 and _NAME.fullmatch(parts[0]):
             ops = ["=", *ops[1:]]
         else:
+            rounded = parts[at + 1]
             parts, ops = parts[: at + 1], ops[:at]
+            if not _NAME.fullmatch(parts[0]) and _far_apart(parts[-1], rounded):
+                return Answer("false", text)
             if not ops:
                 return _read_value(parts[0], depth)
     ops = ["=" if op in ("\\equiv", "\\sim", "\\cong") and op == "\\equiv" else op for op in ops]
@@ -827,6 +850,19 @@ def _read_relation(text: str, depth: int) -> Answer | None:
     return Answer("relation", text, items=items, ops=tuple(ops))
 
 
+def _far_apart(exact: str, rounded: str) -> bool:
+    """Whether the two sides of ≈ are numbers that differ by more than a tenth."""
+    try:
+        values = [numeric(parse_expression(side), {"?": _no_variable})[0] for side in (exact, rounded)]
+    except (Unsupported, Refused, ZeroDivisionError, OverflowError, ValueError):
+        return False
+    return abs(values[0] - values[1]) > 0.1 * max(abs(values[0]), abs(values[1]))
+
+
+def _no_variable() -> float:
+    raise Unsupported("variable")
+
+
 def _read_equation(text: str, parts: list[str], depth: int) -> Answer:
     items = tuple(_read_value(part, depth + 1) for part in parts)
     name = ""
@@ -836,8 +872,6 @@ def _read_equation(text: str, parts: list[str], depth: int) -> Answer:
     if not name and all(item.kind == "number" for item in items):
         values = [item.form for item in items]
         if all(value is not None and not _has_variable(value) for value in values):
-            from .exact import equal
-
             if any(equal(values[0], value) is False for value in values[1:]) and not _percent_chain(items):
                 return Answer("false", text)
             return items[-1]
@@ -850,8 +884,6 @@ def _percent_chain(items: tuple) -> bool:
 
 
 def _value_with_percent(item: Answer):
-    from .exact import const_value
-
     value = const_value(item.form)
     return value / 100 if item.percent and value is not None else value
 
@@ -906,7 +938,12 @@ def _read_value(text: str, depth: int) -> Answer:
             inner = [part for part in parts if part.strip()]
             return _items("set", text, inner, depth, opener, closer)
         if opener in "([" and len(parts) > 1 and all(part.strip() for part in parts):
-            return _items("tuple", text, parts, depth, opener, closer)
+            answer = _items("tuple", text, parts, depth, opener, closer)
+            rows = [item.items for item in answer.items if item.kind == "tuple" and item.opener == item.text[0] == "["]
+            if opener == "[" and len(rows) == len(parts) and len({len(row) for row in rows}) == 1:
+                # A matrix as Python writes it.
+                return Answer("matrix", text, items=tuple(rows))
+            return answer
         if opener == "(" and closer == ")" and depth < 11:
             inner = _read(inside, depth + 1)
             if inner.kind != "number":

@@ -155,7 +155,10 @@ def _expand_text(text: str) -> str:
         inside = text[match.end() : end]
         macro = match[1]
         out.append(text[at : match.start()])
-        if macro in ("mathrm", "operatorname", "rm", "bf") and inside.strip() in _OPERATOR_NAMES:
+        names_operator = inside.strip() in _OPERATOR_NAMES and not (
+            inside.strip() in ("min", "sec") and (macro == "text" or _follows_number(out))
+        )
+        if macro in ("mathrm", "operatorname", "text", "rm", "bf") and names_operator:
             out.append(f"\\{inside.strip()} ")
         elif macro in ("mathrm", "rm", "bf") and re.fullmatch(r"\s*[A-Za-z]\s*", inside) and not _follows_number(out):
             out.append(inside.strip())
@@ -263,6 +266,7 @@ def clean(text: str) -> str:
         text = _FRACTIONS.sub(r"\\frac", text)
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
         text = _COMMAND.sub(_rename, text)
+        text = _OLD_STYLE.sub(r"\\mathrm{\1}", text)
         text = _expand_text(text)
     if "**" in text and not text.startswith("**"):
         text = re.sub(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])", "^", text)
@@ -273,6 +277,7 @@ def clean(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+_OLD_STYLE = re.compile(r"\{\s*\\(?:rm|bf|it|tt)(?![a-zA-Z])\s*([^{}]*)\}")
 _CHOOSE = re.compile(r"\{([^{}]{1,40}?)\\choose\s*([^{}]{1,40})\}")
 _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)(?:\\overline\s*\{(\d+)\}|\\(?:dot|bar)\s*\{?(\d)\}?|\((\d+)\)(?=\s*$))"

@@ -199,6 +199,8 @@ def _looks_mathematical(answer: Answer) -> bool:
     text = answer.text
     if TEXT_OPEN in text or len(text) < 1 or not text.isascii():
         return False
+    if "\\ldots" in text or "..." in text:
+        return False
     plain = re.sub(r"\\[a-zA-Z]+|_\{[^{}]*\}", " ", text)
     names = [name for name in re.findall(r"[A-Za-z]{3,}", plain) if name not in TRIG]
     return len(names) <= 1 and not any(len(name) > 4 for name in names)
@@ -728,7 +730,7 @@ def _cut(pieces: list[Piece], point: _End) -> list[Piece]:
 
 
 def _relation_pieces(answer: Answer) -> list[Piece] | None:
-    """Solves a < b or a < b < c for its only variable, which must stand there linearly."""
+    """Solves a < b or a < b < c for its only variable, which may stand there up to its square."""
     names = set()
     for item in answer.items:
         if item.kind != "number" or item.percent:
@@ -758,20 +760,20 @@ def _solve(left: tuple | None, op: str, right: tuple | None, name: str) -> list[
     if right[0] == "abs" and left[0] != "abs":
         left, op, right = right, _FLIP.get(op, op), left
     if left[0] != "abs":
-        return _solve_linear(left, op, right, name)
+        return _solve_polynomial(left, op, right, name)
     if _variables(right):
         return None
     inner, minus = left[1], ("-", right)
     if op in ("<", "\\le"):
-        parts = [_solve_linear(inner, op, right, name), _solve_linear(inner, _FLIP[op], minus, name)]
+        parts = [_solve_polynomial(inner, op, right, name), _solve_polynomial(inner, _FLIP[op], minus, name)]
         return None if None in parts else _intersection(*parts)
     if op in (">", "\\ge", "="):
-        parts = [_solve_linear(inner, op, right, name), _solve_linear(inner, _FLIP[op], minus, name)]
+        parts = [_solve_polynomial(inner, op, right, name), _solve_polynomial(inner, _FLIP[op], minus, name)]
         return None if None in parts else parts[0] + parts[1]
     return None
 
 
-def _solve_linear(left: tuple, op: str, right: tuple, name: str) -> list[Piece] | None:
+def _solve_polynomial(left: tuple, op: str, right: tuple, name: str) -> list[Piece] | None:
     atom = ("v", name)
     try:
         numerator, denominator = normal_form(("+", left, ("-", right)))
@@ -779,22 +781,24 @@ def _solve_linear(left: tuple, op: str, right: tuple, name: str) -> list[Piece] 
         return None
     if len(denominator) != 1 or any(denominator):
         return None
-    slope, constant = Fraction(0), {}
+    # coefficients[n] is the polynomial in front of the n-th power of the unknown.
+    coefficients: list[dict] = [{}, {}, {}]
     for monomial, coefficient in numerator.items():
         exponents = dict(monomial)
-        if atom in exponents:
-            if exponents != {atom: 1}:
-                return None
-            slope = coefficient
-        else:
-            constant[monomial] = coefficient
-    if not slope:
+        power = exponents.pop(atom, Fraction(0))
+        if power not in (0, 1, 2):
+            return None
+        rest = tuple(item for item in monomial if item[0] != atom)
+        coefficients[int(power)][rest] = coefficient
+    constant, linear, square = coefficients
+    if square:
+        return _solve_quadratic(square, linear, constant, op)
+    if set(linear) != {()}:
         return None
-    form = ({m: -c / slope for m, c in constant.items()}, ONE_POLY)
-    value = _form_value(form)
-    if value is None:
+    slope = linear[()]
+    end = _poly_end({m: -c / slope for m, c in constant.items()})
+    if end is None:
         return None
-    end = _End(value, form)
     if slope < 0:
         op = _FLIP.get(op, op)
     return {
@@ -805,6 +809,42 @@ def _solve_linear(left: tuple, op: str, right: tuple, name: str) -> list[Piece] 
         "=": [(end, True, end, True)],
         "\\ne": [(_MINUS_INFINITY, False, end, False), (end, False, _INFINITY_END, False)],
     }.get(op)
+
+
+def _solve_quadratic(square: dict, linear: dict, constant: dict, op: str) -> list[Piece] | None:
+    """a x² + b x + c op 0 for rational a, b, c."""
+    if any(set(poly) - {()} for poly in (square, linear, constant)):
+        return None
+    a, b, c = (poly.get((), Fraction(0)) for poly in (square, linear, constant))
+    if a < 0:
+        a, b, c, op = -a, -b, -c, _FLIP.get(op, op)
+    everything = [(_MINUS_INFINITY, False, _INFINITY_END, False)]
+    discriminant = b * b - 4 * a * c
+    if discriminant < 0:
+        return everything if op in (">", "\\ge", "\\ne") else []
+    roots = []
+    for sign in (-1, 1):
+        root = ("/", ("+", ("n", -b), ("*", ("n", Fraction(sign)), ("root", 2, ("n", discriminant)))), ("n", 2 * a))
+        end = _form_end(normal_form(root), root) if discriminant else _poly_end({(): -b / (2 * a)} if b else {})
+        if end is None:
+            return None
+        roots.append(end)
+    low, high = roots
+    closed = op in ("\\le", "\\ge")
+    if op in ("<", "\\le"):
+        return [(low, closed, high, closed)] if discriminant or closed else []
+    if op in (">", "\\ge"):
+        outside = [(_MINUS_INFINITY, False, low, closed), (high, closed, _INFINITY_END, False)]
+        return everything if not discriminant and closed else outside
+    if op == "=":
+        return [(root, True, root, True) for root in roots[: 2 if discriminant else 1]]
+    return _cut(_cut(everything, low), high) if discriminant else _cut(everything, low)
+
+
+def _poly_end(poly: dict) -> _End | None:
+    form = (poly, ONE_POLY)
+    value = _form_value(form)
+    return None if value is None else _End(value, form)
 
 
 def _form_value(form: tuple) -> float | None:

@@ -261,7 +261,7 @@ def _is_joint(joint: str) -> bool:
     return not rest and "\n\n" not in joint
 
 
-_HASHES = re.compile(r"#{3,}[ \t]*(?=\S)([^\n]*)")
+_HASHES = re.compile(r"#{3,}[ \t]*(?:\n[ \t]{0,2}(?=[-$\d]))?(?=\S)([^\n]*)")
 _NUMBER_START = re.compile(
     r"\s*(?:\*\*)?(?:the\s+)?(?:final\s+)?(?:answer)?(?:\s+is)?\s*[:=]?\s*(?:\*\*)?\s*[$€£¥]?\s*(?:\\?\$)?[-+−–]?[$€£¥]?\s*[\d.０-９]",
     re.IGNORECASE,

@@ -87,6 +87,12 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _END = Token("end", "", False, 0, 0)
 
 
+def _renamed(tree, old: tuple, new: tuple):
+    if tree == old:
+        return new
+    return tuple(_renamed(part, old, new) for part in tree) if isinstance(tree, tuple) else tree
+
+
 class _Parser:
     def __init__(self, text: str):
         self.text = text
@@ -423,19 +429,18 @@ class _Parser:
         else:
             self.expect("{")
             variable = self.primary()
-            if variable[0] == "c":
-                variable = ("v", variable[1])
             self.expect("=")
             low = self.sum()
             self.expect("}")
-            if variable[0] != "v":
+            if variable[0] != "v" and variable != ("c", "i"):
                 raise Unsupported("index of a sum")
         self.expect("^")
         high = self.argument(script=True)
         body = self.product()
         if name == "int":
             raise Unsupported("integral")
-        return ("fn", name, variable, low, high, body)
+        bound = ("v", f"bound {self.depth}")
+        return ("fn", name, bound, low, high, _renamed(body, variable, bound))
 
     def styled(self, style: str) -> tuple:
         """A decorated name such as `\\vec{v}` or `\\overline{AB}`: one variable of its own."""

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._worker import HEADER, MAX_FRAME
+from ._worker import HEADER, MAX_FRAME, WALL_FACTOR
 
 __all__ = ["ERROR", "TIMEOUT", "Failure", "register", "run_guarded", "run_guarded_many", "shutdown", "warm_up"]
 
@@ -254,8 +254,8 @@ def run_guarded(kind: str, payload: Sequence, timeout: float) -> Any:
     Args:
         kind: A name given to `register`.
         payload: The function's positional arguments, JSON values (tuples arrive as lists).
-        timeout: Seconds of wall clock, counted from when the worker begins. Starting a worker or waiting for a free
-            one is not counted.
+        timeout: Seconds of processor time, and 1.5 times as many of wall clock, from when the worker begins.
+            Starting a worker or waiting for a free one is not counted.
 
     Returns:
         What the function returned (as JSON gives it back); `TIMEOUT` when the time was over (or the processor time:
@@ -297,7 +297,10 @@ def run_guarded_many(tasks: Iterable[tuple[str, Sequence]], timeout: float, budg
                     _retry(index, attempts, todo, results)
                     continue
                 now = time.monotonic()
-                running[worker] = (index, now + timeout + GRACE_SECONDS if worker.ready else now + STARTUP_SECONDS)
+                running[worker] = (
+                    index,
+                    now + WALL_FACTOR * timeout + GRACE_SECONDS if worker.ready else now + STARTUP_SECONDS,
+                )
             _step(running, tasks, timeout, end, attempts, todo, results)
     finally:
         for worker in list(running):
@@ -349,7 +352,7 @@ def _step(running: dict, tasks: list, timeout: float, end: float, attempts: list
                 )
             if "ready" in message:
                 worker.ready = True
-                running[worker] = (index, time.monotonic() + timeout + GRACE_SECONDS)
+                running[worker] = (index, time.monotonic() + WALL_FACTOR * timeout + GRACE_SECONDS)
                 continue
             if "lost" in message:
                 results[index] = TIMEOUT if message["lost"] in _TIME_SIGNALS else ERROR
@@ -367,7 +370,7 @@ def _step(running: dict, tasks: list, timeout: float, end: float, attempts: list
             results[index] = TIMEOUT if worker.ready else ERROR
 
 
-_TIME_SIGNALS = {getattr(signal, name).value for name in ("SIGALRM", "SIGXCPU") if hasattr(signal, name)}
+_TIME_SIGNALS = {getattr(signal, name).value for name in ("SIGALRM", "SIGPROF", "SIGXCPU") if hasattr(signal, name)}
 
 
 def _readable(workers: list[_Worker], timeout: float) -> list[_Worker]:
