@@ -519,7 +519,8 @@ def _relations(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None
         if gold.name and answer.name:
             if policy.variables == "any" or _same_name(gold.name, answer.name):
                 verdict = compare(gold.items[-1], answer.items[-1], policy)
-                if verdict is True or len(gold.items) > 2 or len(answer.items) > 2:
+                plain = gold.items[-1].kind == answer.items[-1].kind == "number"
+                if verdict is True or not plain or len(gold.items) > 2 or len(answer.items) > 2:
                     return verdict
                 return _any(verdict, _proportional(gold, answer))
             return False if not (_free_in(gold) > 1 and _free_in(answer) > 1) else _proportional(gold, answer)

@@ -39,6 +39,7 @@ MAX_WORK = 10_000
 MAX_EXPONENT = 12_000
 MAX_POLYNOMIAL_EXPONENT = 24
 MAX_FACTORIAL = 3000
+MAX_UNROLLED = 100
 
 
 class Unsupported(Exception):
@@ -424,8 +425,31 @@ def _normal_form(tree: tuple) -> Form:
             raise Unsupported("mod of that number")
         return _constant(a % b)
     if kind == "fn":
+        unrolled = _unrolled(tree)
+        if unrolled is not None:
+            return _normal_form(unrolled)
         return _opaque(tree[1], *(_normal_form(part) for part in tree[2:]))
     raise Unsupported(kind)
+
+
+def _unrolled(tree: tuple) -> tuple | None:
+    """A sum or product with few terms, written out."""
+    if tree[1] not in ("sum", "prod") or len(tree) != 6:
+        return None
+    _, name, index, low, high, body = tree
+    if low[0] != "n" or high[0] != "n" or low[1].denominator != 1 or high[1].denominator != 1:
+        return None
+    count = int(high[1] - low[1]) + 1
+    if not 1 <= count <= MAX_UNROLLED:
+        return None
+    terms = [_substituted(body, index, ("n", low[1] + k)) for k in range(count)]
+    return terms[0] if count == 1 else ("+" if name == "sum" else "*", *terms)
+
+
+def _substituted(tree, old: tuple, new: tuple):
+    if tree == old:
+        return new
+    return tuple(_substituted(part, old, new) for part in tree) if isinstance(tree, tuple) else tree
 
 
 def _has_opaque(a: Form) -> bool:
@@ -519,6 +543,11 @@ def _numeric(tree: tuple, point: dict) -> tuple[complex, float]:
         return abs(value), bound
     if kind == "fn" and len(tree) == 3 and tree[1] in _FUNCTIONS:
         return _numeric_function(tree[1], *_numeric(tree[2], point))
+    if kind == "fn" and tree[1] in ("sum", "prod"):
+        unrolled = _unrolled(tree)
+        if unrolled is None:
+            raise Unsupported(tree[1])
+        return _numeric(unrolled, point)
     if kind == "fn" and tree[1] == "log":
         value, bound = _numeric_function("ln", *_numeric(tree[2], point))
         if len(tree) == 3:
