@@ -111,6 +111,25 @@ def test_lora_and_process_runs_resume_alike(policy, tmp_path, reward_model, kwar
         assert differences(torch.load(tmp_path / "whole" / name), torch.load(tmp_path / "cut" / name)) == []
 
 
+def test_window_normaliser_and_kl_controller_resume_alike(policy, tmp_path):
+    config = {
+        "loss_normalization": "token",
+        "kl_placement": "loss",
+        "kl_estimator": "k3",
+        "kl_importance": "differentiable",
+        "kl_target": 0.01,
+        "kl_target_horizon": 50,
+        "learning_rate_scope": "iteration",
+    }
+    toy_trainer(policy, tmp_path / "whole", config=config).train()
+    with pytest.raises(InterruptError):
+        toy_trainer(policy, tmp_path / "cut", config=config, callbacks=[Interrupt(7)]).train()
+    toy_trainer(policy, tmp_path / "cut", config=config).train(resume_from_checkpoint=True)
+    assert differences(end_state(tmp_path / "whole"), end_state(tmp_path / "cut")) == []
+    betas = [log["kl/coef"] for log in end_state(tmp_path / "whole")["log"] if "kl/coef" in log]
+    assert len(set(betas)) > 1
+
+
 def test_resumed_run_takes_finished_phases_and_makes_unfinished_ones_again(policy, whole, copy):
     """All policy steps are done; the last update of the reward model is missing, or only half there."""
     expected = end_state(whole)
