@@ -7,7 +7,7 @@ import torch
 from launch import launch
 from run_kl import PLACEMENTS, run
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def test_two_ranks_are_one(tiny_policy, tmp_path):

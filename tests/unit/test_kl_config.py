@@ -5,7 +5,7 @@ import itertools
 import warnings
 
 import pytest
-from trl import GRPOConfig
+from trl import GRPOConfig, TrlParser
 
 from trl_grpo_plus import GRPOPlusConfig
 from trl_grpo_plus._kl_plan import KL_COEFFICIENTS, KL_HORIZONS, KL_IMPORTANCE, KL_PLACEMENTS, kl_plan
@@ -157,3 +157,14 @@ def test_right_choices_do_not_warn(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         config(**options)
+
+
+def test_the_fields_can_be_given_on_the_command_line():
+    arguments = (
+        "--output_dir out --use_cpu --bf16 False --beta 0.04 --kl_placement full_vocab --kl_importance per_decision"
+    )
+    arguments += " --kl_top_k 20 --kl_target 0.1 --loss_normalization constant --loss_normalization_length 100"
+    (parsed,) = TrlParser((GRPOPlusConfig,)).parse_args_and_config(arguments.split())
+    assert (parsed.kl_placement, parsed.kl_top_k, parsed.kl_target) == ("full_vocab", 20, 0.1)
+    assert (parsed.loss_normalization, parsed.loss_normalization_length) == ("constant", 100)
+    assert kl_plan(parsed).importance == "per_decision"
