@@ -20,6 +20,7 @@ logger = logging.get_logger(__name__)
 MANIFEST_NAME = "manifest.json"
 REFERENCE_NAME = "reference.pt"
 STAGING_NAME = ".staging"
+_known_sha256: dict[tuple[int, ...], str] = {}
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 
 
@@ -52,7 +53,10 @@ def write_manifest(directory: str | Path, **extra) -> None:
     entries = {}
     for path in _files(directory):
         _fsync(path)
-        entries[path.relative_to(directory).as_posix()] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        entries[path.relative_to(directory).as_posix()] = {
+            "size": path.stat().st_size,
+            "sha256": _written_sha256(path),
+        }
     manifest = directory / MANIFEST_NAME
     manifest.write_text(json.dumps({**extra, "files": entries}, indent=1))
     _fsync(manifest)
@@ -220,6 +224,15 @@ def _load_sharded(model, state):
 
 def _files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST_NAME)
+
+
+def _written_sha256(path: Path) -> str:
+    """The SHA-256 of a file that this process wrote; one that is linked into many checkpoints is read once."""
+    status = path.stat()
+    identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    if identity not in _known_sha256:
+        _known_sha256[identity] = file_sha256(path)
+    return _known_sha256[identity]
 
 
 def _fsync(path: Path) -> None:
