@@ -314,7 +314,7 @@ def _strip_unit(text: str) -> tuple[str, str, bool]:
         if sign:
             rest = _CURRENCY.sub("", rest, count=1)
         body, more, _ = _strip_unit(rest.strip())
-        return sign + body, more or _currency_name(text), False
+        return sign + body, _currency_name(text) if not more or more.startswith("per ") else more, False
     match = re.search(r"(?<=[\d}])\s*\\?([€£¥₹$])$", text)
     if match:
         return text[: match.start()].strip(), _currency_name(match[1]), False
@@ -364,6 +364,8 @@ def _is_plain_unit(words: str) -> bool:
     ):
         return True
     first = parts[0].lower()
+    if first == "per" and len(parts) > 1:
+        return True
     if _singular(first) in _UNIT_WORDS or first in _UNIT_WORDS:
         return True
     return len(parts[0]) >= 4 and parts[0].islower() and first not in ("sqrt", "frac", "cdot", "ceil", "floor")

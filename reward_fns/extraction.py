@@ -8,9 +8,10 @@ Order of precedence (the first that is there counts, and within one the last occ
 3. "final answer is ...", "the answer is ...", "Answer: ...".
 4. `<answer>...</answer>`.
 5. bold: `**answer**`.
-6. "math": the last formula between math delimiters, in a concluding sentence.
-7. "last number" ("gsm8k" mode; in "auto" for a numeric gold and only in a concluding sentence).
-8. The whole completion, when it is nothing but a short answer.
+6. The whole completion, when it is nothing but a short answer; else "math": the last formula between math delimiters
+   (in "gsm8k" mode only for a gold that is no number).
+7. "last number" ("gsm8k" mode). In "auto" mode "conclusion", the end of a last sentence such as `Thus x = 3.`, or the
+   number in it.
 
 Before that: what stands before the last `</think>` never counts, nor what follows an end-of-text token or, after an
 answer, a new question that a base model ran on into.
@@ -158,6 +159,9 @@ _BOX_JOINT = re.compile(
     r"(?:\s|\$|\\\(|\\\)|\\\[|\\\]|[,;&~]|\\(?:quad|qquad|,|;|:|!|\s)|(?:\\(?:text|mbox|textrm|mathrm)\s*\{)?\s*(?:\band\b|\bor\b)?"
     r"(?:\s*for part \([a-z]\))?\s*(?:\band\b|\bor\b)?\s*\}?)*"
 )
+
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
 class _Box(NamedTuple):
@@ -311,6 +315,9 @@ _IS_OUR = re.compile(
     r"\s{0,3}(?:is|are)\s{1,3}(?:our|the|my)\s{1,3}(?:final\s{1,3}|correct\s{1,3})?$",
     re.IGNORECASE,
 )
+# `**Final Answer**` or `### Answer` as a heading, and the answer on the next line.
+_HEADING_BEFORE = re.compile(r"(?:^|\n)[ \t]*(?:#{1,6}[ \t]*|\*\*[ \t]*)?(?:the[ \t])?(?:final[ \t])?$", re.IGNORECASE)
+_HEADING_AFTER = re.compile(r"answer[ \t]*(?:\*\*)?[ \t]*\n{1,2}[ \t]*(?=\S)", re.IGNORECASE)
 _A_LINE = re.compile(r"[ \t]*A[ \t]*:[ \t]*(?=\S)(.*)")
 _WORDS_OF_ANSWER = re.compile("answer|correct option|correct choice", re.IGNORECASE)
 MAX_STATEMENTS = 40
@@ -325,6 +332,8 @@ def _stated(text: str) -> Found | None:
         return Found(_first_sentence(match[1]), "final answer")
     for at in _last_places(text):
         match = _ANSWER_WORD.match(text, at)
+        if match is None and _HEADING_BEFORE.search(text, max(0, at - 20), at):
+            match = _HEADING_AFTER.match(text, at)
         answer = _statement(text[match.end() : match.end() + 800]) if match else None
         if answer is None and text[max(0, at - 1) : at].isspace():
             match = _IS_OUR.search(text[max(0, at - 260) : at])
@@ -352,6 +361,7 @@ def _last_places(text: str) -> list[int]:
 _MATH_SPAN = re.compile(
     r"\$\$(?P<d>[^$]{1,1500})\$\$|\\\[(?P<b>(?:[^\\]|\\(?![\[\]])){1,1500})\\\]|(?<![\\$])\$(?P<i>(?:\\\$|[^$\n]){1,600}?)(?<!\\)\$(?!\d)"
     r"|\\\((?P<p>(?:[^\\\n]|\\(?![()])){1,600})\\\)"
+    r"|\\begin\{(?:align|equation|gather|eqnarray|multline)\*?\}(?P<e>(?:[^\\]|\\(?!end|begin)){1,1500})\\end\{[a-z]{1,10}\*?\}"
 )
 
 
@@ -490,6 +500,36 @@ _CONCLUDES = re.compile(
 )
 
 
+def _last_row(formula: str) -> str:
+    """The last row of a chain of equations; matrices are left alone."""
+    if "&" not in formula or "matrix" in formula or "array" in formula or "cases" in formula:
+        return formula.strip()
+    rows = [row for row in formula.split("\\\\") if row.strip()]
+    return rows[-1].replace("&", "").strip() if rows else ""
+
+
+_CONCLUDING_VERB = re.compile(r"=\s*|\b(?:is|are|equals)\s+(?:equal to\s+)?")
+_CONCLUDING_START = re.compile(r"(?:so|thus|therefore|hence|consequently|this means)\b", re.IGNORECASE)
+
+
+def _concluding_statement(text: str) -> Found | None:
+    """`Thus, x = \\frac{3}{4}.`, `The point is (1, 2).`, `So the fastest is Evelyn.` as the last sentence."""
+    line = _CALCULATOR.sub("", text.strip().rpartition("\n")[2][-400:])
+    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[-1].strip()
+    verbs = list(_CONCLUDING_VERB.finditer(sentence))
+    answer = sentence[verbs[-1].end() :].rstrip(".").strip() if verbs else ""
+    if not answer or len(answer) > 80 or answer.startswith("not "):
+        return None
+    if re.match(r"[-\d.,]+[A-Za-z]", answer):
+        # A number and its unit in one word: that is for the search for numbers.
+        return None
+    words = re.findall(r"[A-Za-z]{3,}", re.sub(r"\\[a-zA-Z]+", "", answer))
+    if re.search(r"\d|\\[a-z]|√|π", answer):
+        return Found(answer, "conclusion") if len(words) <= 2 else None
+    named = len(words) == 1 and answer[:1].isupper() and _CONCLUDING_START.match(sentence)
+    return Found(answer, "conclusion") if named else None
+
+
 def _last_math(text: str) -> Found | None:
     """The last formula, with those that it is joined to, when its sentence is the last or concludes something."""
     spans = list(_MATH_SPAN.finditer(text[-TAIL:]))
@@ -501,7 +541,7 @@ def _last_math(text: str) -> Found | None:
         if not re.fullmatch(r"\s*(?:,|,?\s*(?:and|or))\s*", text[span.end() : group[0].start()]):
             break
         group.insert(0, span)
-    inside = [span.group(span.lastgroup).strip() for span in group]
+    inside = [_last_row(span.group(span.lastgroup)) for span in group]
     after = re.match(r"\s*(\\?%|percent\b|pct\b|°|degrees\b)", text[group[-1].end() :])
     joined = ", ".join(inside) + (" " + after[1] if after else "")
     # `$` as a currency sign gives spans of prose.
@@ -520,7 +560,7 @@ def _after_last_math(text: str) -> str:
 
 _NUMBER = re.compile(
     r"(?<![\w.])(?:-|−|–)?\s?(?:\\?[$€£¥₹]\s?)?(?:-|−|–)?"
-    r"(?P<n>\d{1,3}(?:[,\u2009\u202f\u00a0]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:\s?/\s?\d+)?|\.\d+|\d{1,3}(?:\s\d{3})+(?!\d))"
+    r"(?P<n>\\[dt]?frac\{\d{1,20}\}\{\d{1,20}\}|\d{1,3}(?:[,\u2009\u202f\u00a0]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:\s?/\s?\d+)?|\.\d+|\d{1,3}(?:\s\d{3})+(?!\d))"
     r"(?:\s?(?P<pct>\\?%|percent\b|pct\b))?"
 )
 _NUMBER_COMMA = re.compile(r"(?<![\w.])-?\d+,\d{1,2}(?!\d)")
@@ -539,6 +579,8 @@ def _last_number(text: str) -> Found | None:
     # After a digit or bracket it is a subtraction or a range, and right after a letter a hyphen.
     if match and not re.search(r"(?:[\d)\]}%]\s*|\w)$", before[: match.start()]):
         sign = "-"
+    if last["n"].startswith("\\"):
+        return Found(sign + last["n"], "last number")
     number = last["n"].replace(",", "") if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", last["n"]) else last["n"]
     return Found(sign + number + ("\\%" if last["pct"] else ""), "last number")
 
@@ -549,6 +591,8 @@ def _concluding_number(text: str) -> Found | None:
     lines = [line for line in text.splitlines() if re.search(r"\d", line)]
     if not lines:
         return None
+    if _NUMBER.fullmatch(lines[-1].strip()):
+        return _last_number(lines[-1])
     sentences = [s for s in re.split(r"(?<=[.!?])\s+(?=[A-Z])", lines[-1]) if re.search(r"\d", s)]
     if not sentences or not _CONCLUDES.search(sentences[-1]):
         return None
@@ -609,8 +653,8 @@ def extract(text: str, mode: str = "auto", numeric_gold: bool = True, unfinished
         found = _last_number(visible)
         if found:
             return found
-    if mode == "auto" and numeric_gold:
-        found = _concluding_number(visible)
+    if mode == "auto":
+        found = _concluding_statement(visible) or (_concluding_number(visible) if numeric_gold else None)
         if found:
             return found
     return whole or NOTHING
@@ -633,8 +677,6 @@ def _bare_answer(text: str) -> bool:
 
 
 # --- golds -----------------------------------------------------------------------------------------------------------
-
-_CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
 def read_gold(value: Any) -> list[Found]:

@@ -341,7 +341,7 @@ def _official(gold: Any, completion: Any, mode: str) -> Grade:
     if isinstance(gold, (list, tuple)):
         grades = [_official(one, completion, mode) for one in gold]
         return next((g for g in grades if g.correct), grades[0] if grades else _no_gold(NOTHING))
-    if gold is None:
+    if gold is None or (isinstance(gold, str) and not gold.strip()):
         return _no_gold(NOTHING)
     text = to_text(completion)
     correct, extracted, gold_read = OFFICIAL_MODES[mode](gold if isinstance(gold, str) else _gold_string(gold), text)

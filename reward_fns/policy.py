@@ -23,8 +23,8 @@ class Grade:
         correct: Whether the completion is paid. False when in doubt.
         extracted: The answer found in the completion, None when there is none.
         gold: The gold answer as it was read, None when it is empty or unreadable.
-        method: How the answer was found: "boxed", "####", "final answer", "<answer>", "bold", "math", "last number",
-            "whole text", "none", or the official mode's name.
+        method: How the answer was found: "boxed", "####", "final answer", "<answer>", "bold", "math", "conclusion",
+            "last number", "whole text", "none", or the official mode's name.
         reason: "correct", "wrong", "unparseable" (something was found, but it is no answer that can be read),
             "timeout" (the worker's time or the batch's budget was over), "no answer" (nothing was found) or "refused"
             (too long, too deep or too large a number to be computed).
