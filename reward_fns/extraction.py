@@ -682,7 +682,8 @@ def _bare_answer(text: str) -> bool:
 def read_gold(value: Any) -> list[Found]:
     """The gold answers in a column's value, in any usual form; more than one only for a list of alternatives.
 
-    An empty list means that there is none.
+    An empty list means that there is none. `method` is "bare", "boxed", "####", "final answer", "<answer>" or
+    "number"; "bold", "math" or "prose" where the value is a text without a marked answer, so that this is a guess.
     """
     if value is None or isinstance(value, bool):
         return [] if value is None else [Found(str(value), "bare")]
@@ -737,7 +738,7 @@ def _gold_text(text: str) -> Found | None:
             return found
     if _CALCULATOR.search(stripped):
         return _last_number(_CALCULATOR.sub("", stripped))
-    return _bold(stripped) or _last_math(stripped) or Found(stripped[:MAX_ANSWER], "bare")
+    return _bold(stripped) or _last_math(stripped) or Found(stripped[:MAX_ANSWER], "prose")
 
 
 def _is_prose(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .answers import Answer
 from .exact import Refused
-from .grading import grade_batch, read_gold_answers, screen
+from .grading import GUESSED_METHODS, first_readable, grade_batch, read_gold_answers, screen
 from .policy import GradePolicy
 from .rewards import GOLD_COLUMNS
 
@@ -147,10 +147,8 @@ def _head(dataset: Any, limit: int) -> list:
 
 
 def _first(row: dict, names: Sequence[str]) -> tuple[str, Any]:
-    for name in names:
-        if any(gold.answer is not None for gold in read_gold_answers(row.get(name))):
-            return name, row[name]
-    return names[0], row.get(names[0])
+    name = names[first_readable([row.get(name) for name in names])]
+    return name, row.get(name)
 
 
 def _row(index: int, column: str, value: Any) -> GoldRow:
@@ -165,6 +163,8 @@ def _row(index: int, column: str, value: Any) -> GoldRow:
         )
     found, answer = readable[0]
     status, note = _status(found.text, answer)
+    if found.method in GUESSED_METHODS:
+        status, note = "ambiguous", "a text in which no answer is marked"
     if len(readable) > 1 and status == "ok":
         note = f"{len(readable)} alternatives"
     return GoldRow(index, column, raw, found.text, found.method, answer.kind, status, note)

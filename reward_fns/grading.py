@@ -13,7 +13,7 @@ from .exact import Refused, const_value
 from .extraction import NOTHING, Found, extract, read_gold, to_text
 from .policy import OFFICIAL_MODE_NAMES, Grade, GradePolicy
 
-__all__ = ["clear_cache", "grade", "grade_batch", "read_gold_answers", "screen"]
+__all__ = ["clear_cache", "first_readable", "grade", "grade_batch", "read_gold_answers", "screen"]
 
 # Seconds for all symbolic comparisons of one batch.
 DEFAULT_BUDGET = 30.0
@@ -37,6 +37,20 @@ def _read(found: Found) -> Gold:
     except Refused:
         return Gold(found, None)
     return Gold(found, answer)
+
+
+# A text without a marked answer: what is taken from it is a guess.
+GUESSED_METHODS = ("bold", "math", "prose", "last number")
+
+
+def first_readable(values: Sequence[Any]) -> int:
+    """Index of the value that holds a gold: a marked or bare one if there is one, else a guess, else 0."""
+    readings = [read_gold_answers(value) for value in values]
+    for guessed in (False, True):
+        for i, golds in enumerate(readings):
+            if any(g.answer is not None and (guessed or g.found.method not in GUESSED_METHODS) for g in golds):
+                return i
+    return 0
 
 
 class _Golds(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .extraction import extract, to_text
-from .grading import DEFAULT_BUDGET, grade_batch, read_gold_answers
+from .grading import DEFAULT_BUDGET, first_readable, grade_batch
 from .policy import Grade, GradePolicy
 
 __all__ = ["FormatReward", "GSM8KReward", "MathReward", "format_reward", "gsm8k_reward", "math_reward"]
@@ -20,7 +20,8 @@ class MathReward:
         correct: Reward of a correct answer.
         wrong: Reward of a wrong answer, and of a missing one unless `unparseable` is given.
         unparseable: Reward where no answer was found or it cannot be read. None: the same as `wrong`.
-        gold_columns: Columns that may hold the gold, in order. In each row the first that holds a readable one counts.
+        gold_columns: Columns that may hold the gold, in order. In each row the first that holds a readable one counts,
+            and a text in which no answer is marked only when no other column holds one.
         policy: What counts as the same answer, and where the answer may stand.
         budget: Seconds of symbolic comparison for one batch. What is open then is paid as `wrong`.
         name: Name in TRL's logs.
@@ -88,16 +89,10 @@ class MathReward:
                     f"{self.__name__}: column {name!r} must be a list with one gold for each of the {count} "
                     f"completions, got {type(value).__name__}"
                 )
-        return [self._first_readable([columns[name][i] for name in present]) for i in range(count)]
-
-    @staticmethod
-    def _first_readable(values: list[Any]) -> Any:
-        if len(values) == 1:
-            return values[0]
-        for value in values:
-            if any(gold.answer is not None for gold in read_gold_answers(value)):
-                return value
-        return values[0]
+        if len(present) == 1:
+            return list(columns[present[0]])
+        rows = [[columns[name][i] for name in present] for i in range(count)]
+        return [values[first_readable(values)] for values in rows]
 
     def _reward(self, grade: Grade) -> float | None:
         if grade.gold is None:

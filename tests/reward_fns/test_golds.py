@@ -40,6 +40,11 @@ def test_sources():
         validate_golds(datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)))
 
 
+def test_prose_without_a_marked_answer_is_ambiguous():
+    row = validate_golds(["She sold 48 clips in April and then half as many, 24 clips, in May, 72 in all"]).rows[0]
+    assert (row.status, row.method) == ("ambiguous", "prose")
+
+
 def test_a_contradiction_is_ambiguous():
     assert validate_golds(["1 = 7"]).rows[0].status == "ambiguous"
 

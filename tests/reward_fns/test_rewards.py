@@ -74,6 +74,12 @@ def test_the_first_readable_column_of_a_row_counts():
     assert rewards == [1.0, 1.0, 1.0]
 
 
+def test_a_solution_without_a_marked_answer_yields_to_the_answer():
+    solution = "She sold 48 clips in April and then half as many, 24 clips, in May, which makes 72 clips in all"
+    assert math_reward([r"\boxed{72}"], solution=[solution], answer=["72"]) == [1.0]
+    assert math_reward([r"\boxed{72}"], solution=[solution + r": $\boxed{73}$"], answer=["72"]) == [0.0]
+
+
 def test_a_missing_column_is_an_error_that_names_them():
     with pytest.raises(ValueError, match=r"math_reward needs a gold answer.*target"):
         math_reward(["1"], target=["1"])
