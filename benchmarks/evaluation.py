@@ -6,6 +6,10 @@ lm-evaluation-harness runs its own `gsm8k` task, with the data read from local f
 as exemplars; this package runs the `gsm8k-5shot` prompt and the `gsm8k_strict` grader. Printed are wall and processor
 time of the sampling alone, completion tokens a second, their ratio, and the problems whose strict verdicts differ.
 
+`--engines` needs neither lm-eval nor a model: it compares the sampler with transformers' continuous batching
+(`generate_batch`) and with plain batches of `generate` on the demo policy, in processor time, best of three rounds.
+
+    python benchmarks/evaluation.py --engines
     pip install lm-eval
     python benchmarks/evaluation.py --model HuggingFaceTB/SmolLM2-135M-Instruct --train train.jsonl --test test.jsonl
 """
@@ -23,9 +27,10 @@ import yaml
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="model directory or hub id")
-    parser.add_argument("--train", required=True, help="GSM8K's train.jsonl: the exemplars")
-    parser.add_argument("--test", required=True, help="GSM8K's test.jsonl")
+    parser.add_argument("--engines", action="store_true", help="compare engines on the demo policy instead")
+    parser.add_argument("--model", help="model directory or hub id")
+    parser.add_argument("--train", help="GSM8K's train.jsonl: the exemplars")
+    parser.add_argument("--test", help="GSM8K's test.jsonl")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -34,6 +39,11 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="both sides at once, in a process each")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.engines:
+        compare_engines(args)
+        return
+    if not (args.model and args.train and args.test):
+        parser.error("give --model, --train and --test, or --engines")
     if args.side:
         print(json.dumps(SIDES[args.side](*load(args), args)))
         return
@@ -77,6 +87,60 @@ def report(name: str, run: dict) -> None:
     )
     if "stats" in run:
         print(f"  {run['stats']}", flush=True)
+
+
+def compare_engines(args) -> None:
+    from transformers import GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    from trl_grpo_plus.demo.policy import load_demo_policy, load_demo_tokenizer
+    from trl_grpo_plus.demo.problems import make_problems
+    from trl_grpo_plus.evaluation.sampling import ContinuousSampler, SamplingParams, TokenRequest
+
+    torch.set_num_threads(args.threads)
+    tokenizer, model = load_demo_tokenizer(), load_demo_policy()
+    prompts = [tokenizer(p)["input_ids"] for p in make_problems(256, seed=1, split="test")["prompt"]]
+    eos = tokenizer.eos_token_id
+    config = GenerationConfig(
+        max_new_tokens=60, do_sample=False, eos_token_id=eos, pad_token_id=tokenizer.pad_token_id
+    )
+
+    def ours() -> list[int]:
+        sampler = ContinuousSampler(model, tokenizer, SamplingParams(max_tokens=60), batch_size=args.batch_size)
+        done = sampler.run([TokenRequest(str(i), 0, tuple(p)) for i, p in enumerate(prompts)])
+        return [g.num_tokens for g in sorted(done, key=lambda g: int(g.problem_id))]
+
+    def continuous_batching() -> list[int]:
+        paged = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=512)
+        out = model.generate_batch(prompts, generation_config=config, continuous_batching_config=paged)
+        return [len(v.generated_tokens) for _, v in sorted(out.items(), key=lambda kv: int(kv[0].split("_")[-1]))]
+
+    def generate() -> list[int]:
+        lengths = {}
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        for start in range(0, len(order), args.batch_size):
+            part = order[start : start + args.batch_size]
+            inputs = tokenizer.pad({"input_ids": [prompts[i] for i in part]}, return_tensors="pt")
+            out = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
+            lengths |= {i: (row.index(eos) + 1 if eos in row else len(row)) for i, row in zip(part, out, strict=True)}
+        return [lengths[i] for i in range(len(prompts))]
+
+    engines = {"this package": ours, "generate_batch": continuous_batching, "generate, batches by length": generate}
+    best: dict[str, float] = {}
+    lengths = {}
+    for _ in range(3):
+        for name, run in engines.items():
+            cpu = time.process_time()
+            lengths[name] = run()
+            best[name] = min(best.get(name, float("inf")), time.process_time() - cpu)
+    for name, seconds in best.items():
+        tokens = sum(lengths[name])
+        same = sum(a == b for a, b in zip(lengths[name], lengths["this package"], strict=True))
+        ratio = seconds / best["this package"]
+        print(
+            f"{name}: {tokens / seconds:.0f} tokens a second of processor time, {ratio:.2f} times the time of this "
+            f"package, {same} of {len(prompts)} completions as long"
+        )
 
 
 def run_ours(model, tokenizer, args) -> dict:

@@ -128,7 +128,7 @@ def test_a_cut_line_is_gone_before_the_next_one_is_written(tmp_path):
     store.append({**record, "sample": 1})
     assert list(SampleStore(path).records) == [("a", 0), ("a", 1)]
     path.write_text('{"problem_id": "a"}\n')
-    with pytest.raises(DatasetError, match="samples.jsonl:1 is not a sample"):
+    with pytest.raises(DatasetError, match=r"samples\.jsonl:1 is not a sample"):
         SampleStore(path)
 
 
