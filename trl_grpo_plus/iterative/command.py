@@ -94,8 +94,8 @@ def next_phase(output_dir: str | Path, config) -> tuple[str, int]:
     from transformers import TrainerState
 
     from trl_grpo_plus.iterative.checkpoint import last_whole_checkpoint
-    from trl_grpo_plus.iterative.phases import is_finished
-    from trl_grpo_plus.iterative.workdir import WorkDirectory, read_state
+    from trl_grpo_plus.iterative.phases import is_finished, label_source, reward_model_source
+    from trl_grpo_plus.iterative.workdir import WORK_NAME, WorkDirectory, read_state
 
     checkpoint = last_whole_checkpoint(output_dir)
     if checkpoint is None:
@@ -104,10 +104,11 @@ def next_phase(output_dir: str | Path, config) -> tuple[str, int]:
     step = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
     if step < iteration * config.steps_per_iteration:
         return "policy", iteration
-    work = WorkDirectory(output_dir)
-    if not is_finished(work.labelled(iteration)):
+    work, parts = WorkDirectory(output_dir), checkpoint / WORK_NAME
+    if not is_finished(work.labelled(iteration), label_source(parts / "samples", parts / "replay")):
         return "label", iteration
-    if not is_finished(work.reward_model(iteration)):
+    source = reward_model_source(work.labelled(iteration), parts / "reward_model", config)
+    if not is_finished(work.reward_model(iteration), source):
         return "reward-model", iteration
     return ("policy", iteration + 1) if iteration < config.outer_iterations else ("done", iteration)
 

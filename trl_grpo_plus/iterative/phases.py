@@ -166,8 +166,8 @@ def label_phase(
         ValueError: there are no samples, or none with a label.
     """
     ranks, output = ranks or Ranks(), Path(output)
-    source = f"{directory_digest(samples)} {directory_digest(replay)}"
-    done = _finished(output, source)
+    source = label_source(samples, replay)
+    done = is_finished(output, source)
     ranks.barrier()
     if done:
         return json.loads((output / METRICS_NAME).read_text())
@@ -261,8 +261,8 @@ def reward_model_phase(
         `/skipped`.
     """
     ranks, labelled, previous, output = ranks or Ranks(), Path(labelled), Path(previous), Path(output)
-    source = f"{directory_digest(labelled)} {directory_digest(previous)} {args.update_reward_model}"
-    done = _finished(output, source)
+    source = reward_model_source(labelled, previous, args)
+    done = is_finished(output, source)
     ranks.barrier()
     if done:
         load_reward_model(reward_model, output)
@@ -316,13 +316,22 @@ def load_reward_model(reward_model: UpdatableRewardModel, directory: str | Path)
     reward_model.load_state_dict(torch.load(Path(directory) / WEIGHTS_NAME, map_location="cpu", weights_only=True))
 
 
-def is_finished(output: str | Path) -> bool:
-    """Whether a phase's directory is there and whole."""
+def label_source(samples: str | Path, replay: str | Path) -> str:
+    """What [`label_phase`] makes its result from, as a digest of its inputs."""
+    return f"{directory_digest(samples)} {directory_digest(replay)}"
+
+
+def reward_model_source(labelled: str | Path, previous: str | Path, args: IterativeGRPOConfig) -> str:
+    """What [`reward_model_phase`] makes its result from, as a digest of its inputs."""
+    return f"{directory_digest(labelled)} {directory_digest(previous)} {args.update_reward_model}"
+
+
+def is_finished(output: str | Path, source: str) -> bool:
+    """Whether a phase's result is there, made from these inputs and with nothing damaged since."""
     try:
-        read_manifest(output)
+        return read_manifest(output).get("source") == source
     except CorruptCheckpointError:
         return False
-    return True
 
 
 def accuracy(reward_model: UpdatableRewardModel, samples: Dataset | None, args: IterativeGRPOConfig) -> float | None:
@@ -443,14 +452,6 @@ def _load_optimizer(directory: Path) -> dict | None:
 
 def _read(path: Path) -> Dataset | None:
     return Dataset(pq.read_table(path)) if path.exists() else None
-
-
-def _finished(output: Path, source: str) -> bool:
-    """Whether this phase was done before, from the same inputs and with nothing damaged since."""
-    try:
-        return read_manifest(output).get("source") == source
-    except CorruptCheckpointError:
-        return False
 
 
 def _stage(output: Path) -> Path:

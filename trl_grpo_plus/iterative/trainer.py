@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, Features, Value
 from datasets import List as ListFeature
 from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
+from transformers.utils import logging
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from trl_grpo_plus.iterative.checkpoint import (
@@ -44,8 +46,10 @@ from trl_grpo_plus.iterative.phases import (
     is_finished,
     isolated_rng,
     label_phase,
+    label_source,
     load_reward_model,
     reward_model_phase,
+    reward_model_source,
     save_reward_model,
 )
 from trl_grpo_plus.iterative.replay import ReplayBuffer, is_held_out, make_samples
@@ -53,6 +57,7 @@ from trl_grpo_plus.iterative.reward_model import UpdatableRewardModel, as_updata
 from trl_grpo_plus.iterative.workdir import WorkDirectory, read_state, record_metrics
 from trl_grpo_plus.trainer import GRPOPlusTrainer
 
+logger = logging.get_logger(__name__)
 PHASES = ("all", "policy")
 
 
@@ -218,14 +223,26 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
     def finish_iteration(self, iteration: int) -> dict[str, float | None]:
         """Labels the iteration's samples and trains the reward model on them, unless both are done already."""
         if self.phase == "policy":
-            phases = {"label": self.work.labelled(iteration), "reward-model": self.work.reward_model(iteration)}
-            for phase, directory in phases.items():
-                if not is_finished(directory):
-                    raise ValueError(f"The phase {phase!r} of iteration {iteration} has not been run: no {directory}.")
+            self._check_phases(iteration)
         metrics = self.run_label_phase(iteration) | self.run_reward_model_phase(iteration)
         if self.ranks.is_main:
             _report(record_metrics(self.work, iteration, self.args.steps_per_iteration))
         return metrics
+
+    def _check_phases(self, iteration: int) -> None:
+        """The phases between two iterations are other processes' work; here they must be done."""
+        labelled, updated = self.work.labelled(iteration), self.work.reward_model(iteration)
+        last = iteration - 1
+        if not is_finished(labelled, label_source(self.work.samples, self.work.replay(last))):
+            missing, directory = "label", labelled
+        elif not is_finished(updated, reward_model_source(labelled, self.work.reward_model(last), self.args)):
+            missing, directory = "reward-model", updated
+        else:
+            return
+        raise ValueError(
+            f"The phase {missing!r} of iteration {iteration} has not been run on this iteration's samples: there is "
+            f"no whole {directory} made from them. Run `trl-grpo-plus iterate ... --phase {missing}`."
+        )
 
     def run_label_phase(self, iteration: int) -> dict[str, float | None]:
         """See [`label_phase`]."""
@@ -289,6 +306,10 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
     def _save_checkpoint(self, model, trial):
         final_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
+        if self._step % (self.args.steps_per_generation * self.num_iterations):
+            logger.warning(
+                f"{name} is written inside a generation batch: a run resumed from it samples that batch anew."
+            )
         staging = final_dir / STAGING_NAME
         if self.ranks.is_main:
             remove(staging)
@@ -345,15 +366,10 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
             }
             for i in range(len(prompts))
         ]
-        rows = self._gather_rows(rows)
+        rows = gather_object(rows) if self.ranks.count > 1 else rows
         if self.ranks.is_main:
             SampleStore(self.work.samples).write(rows, self.state.global_step, self._sample_features(rows))
         self._metrics["train"]["iteration"].append(self.iteration)
-
-    def _gather_rows(self, rows: list) -> list:
-        from accelerate.utils import gather_object
-
-        return gather_object(rows) if self.ranks.count > 1 else rows
 
     def _sample_features(self, rows: list[dict]) -> Features:
         """One schema for all parts of an iteration, also where a part's values are all None."""
@@ -373,8 +389,6 @@ class IterativeGRPOTrainer(GRPOPlusTrainer):
             return str(resume)
         found = [str(last_whole_checkpoint(self.args.output_dir) or "")] if self.ranks.is_main else [""]
         if self.ranks.count > 1:
-            from accelerate.utils import broadcast_object_list
-
             broadcast_object_list(found)
         if not found[0]:
             raise ValueError(
@@ -581,4 +595,5 @@ def _report(metrics: dict[str, Any]) -> None:
         f"{show('reward_model/agreement')}, held-out accuracy {show('reward_model/accuracy_before')} -> "
         f"{show('reward_model/accuracy_after')}, {metrics['samples/new']} new + {metrics['samples/history']} old",
         highlight=False,
+        soft_wrap=True,
     )
