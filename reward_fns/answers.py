@@ -16,6 +16,8 @@ from .latex import MAX_LENGTH, parse_expression
 __all__ = ["Answer", "read_answer"]
 
 MAX_ITEMS = 60
+# Longer answers are no quantities, and the searches for units need not be linear.
+MAX_WITH_UNIT = 300
 
 
 @dataclass(eq=False)
@@ -279,9 +281,7 @@ _PERCENT = re.compile(
     + r"?)\s*$",
     re.IGNORECASE,
 )
-_MARKED_UNIT = re.compile(
-    r"\s*((?:" + TEXT_OPEN + "[^" + TEXT_CLOSE + "]*" + TEXT_CLOSE + r"\s*(?:\^\s*(?:\{\s*[23]\s*\}|[23]))?[\s/.]*)+)$"
-)
+_MARKED_UNIT = re.compile(r"((?:\x02[^\x02\x03]*\x03(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?[\s/.]*)+)$")
 _PLAIN_UNIT = re.compile(
     r"(?<=[\d)}])\s*((?<=[\s\d)}])[A-Za-z][A-Za-z.]*(?:[\s/]+[A-Za-z][A-Za-z.]*){0,4}(?:\s*\^\s*\{?[23]\}?)?)$"
 )
@@ -300,6 +300,8 @@ _MODULUS = re.compile(
 
 def _strip_unit(text: str) -> tuple[str, str, bool]:
     """(rest, unit, percent)."""
+    if len(text) > MAX_WITH_UNIT:
+        return text, "", False
     match = _PERCENT.search(text)
     if match and match.start() > 0:
         return text[: match.start()].strip(), "", True
@@ -535,7 +537,10 @@ def read_answer(text: str) -> Answer:
     source = clean(text)
     if len(source) > MAX_LENGTH:
         raise Refused("too long")
-    answer = _read(_unwrapped(source), 0)
+    try:
+        answer = _read(_unwrapped(source), 0)
+    except RecursionError:
+        raise Refused("nested too deeply") from None
     answer.source = source
     return answer
 

@@ -55,6 +55,8 @@ HOSTILE = {
     "nested boxes": r"\boxed{" * 3000 + "8" + "}" * 3000,
     "open braces": "{" * N,
     "open text": r"\boxed{" + r"\text{" * 900 + "}",
+    "many units": r"\boxed{8 " + r"\text{ a } " * 60 + "x}",
+    "many currency signs": r"\boxed{" + "$" * 2000 + "8 x}",
     "dollars": "$" * N,
     "brackets of display math": r"\[" * N,
     "hashes": "#" * N,
