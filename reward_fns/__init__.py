@@ -16,6 +16,7 @@ _LAZY = {
     "grade_batch": "reward_fns.grading",
     "gsm8k_reward": "reward_fns.rewards",
     "math_reward": "reward_fns.rewards",
+    "StepArithmeticReward": "reward_fns.step_arithmetic",
     "step_arithmetic_reward": "reward_fns.step_arithmetic",
     "validate_golds": "reward_fns.golds",
 }
@@ -28,6 +29,7 @@ __all__ = [
     "Grade",
     "GradePolicy",
     "MathReward",
+    "StepArithmeticReward",
     "format_reward",
     "grade",
     "grade_batch",
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from reward_fns.official import OFFICIAL_MODES
     from reward_fns.policy import Grade, GradePolicy
     from reward_fns.rewards import FormatReward, GSM8KReward, MathReward, format_reward, gsm8k_reward, math_reward
-    from reward_fns.step_arithmetic import step_arithmetic_reward
+    from reward_fns.step_arithmetic import StepArithmeticReward, step_arithmetic_reward
 
 
 def __getattr__(name: str):

@@ -379,9 +379,10 @@ def test_any_unicode_gets_a_verdict(text):
     ids=lambda step: step[:12],
 )
 def test_hostile_input_takes_linear_time(step):
-    start = time.perf_counter()
+    # Processor time, so that a busy machine cannot fail it; quadratic work on these would take minutes.
+    start = time.process_time()
     assert check_step(step) in (True, False, None)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10
 
 
 # --- The reward ---
