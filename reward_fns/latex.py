@@ -14,8 +14,8 @@ from .exact import Refused, Unsupported
 
 __all__ = ["MAX_DIGITS", "MAX_LENGTH", "Token", "parse_expression", "tokenize"]
 
-MAX_LENGTH = 3000
-MAX_TOKENS = 1200
+MAX_LENGTH = 2000
+MAX_TOKENS = 800
 MAX_DIGITS = 1200
 MAX_DEPTH = 60
 
