@@ -83,7 +83,7 @@ def terminal_table(summaries: dict[str, dict[str, Any]], title: str):
     table = Table(title=title, title_justify="left")
     table.add_column("metric, % [95 % interval]" if _confidence(summaries) == 0.95 else "metric, %")
     for name, s in summaries.items():
-        table.add_column(f"{name}\n{s['problems']} problems x {max(1, s['samples'])}", justify="right")
+        table.add_column(f"{name}\n{s['problems']} x {max(1, s['samples'])} samples", justify="right", overflow="fold")
     for metric in metric_names(summaries):
         table.add_row(metric_label(metric), *[cell(s["metrics"].get(metric)) for s in summaries.values()])
     table.add_section()
