@@ -67,7 +67,7 @@ def to_text(completion: Any) -> str:
             if text.strip():
                 return text
         return ""
-    return str(completion) if isinstance(completion, (int, float)) else ""
+    return _number_text(completion) if isinstance(completion, (int, float)) else ""
 
 
 def _is_part(part: Any) -> bool:
@@ -698,12 +698,14 @@ def read_gold(value: Any) -> list[Found]:
         return []
     if hasattr(value, "item") and not isinstance(value, str):
         return read_gold(value.item() if getattr(value, "ndim", 0) == 0 else value.tolist())
-    text = str(value)
+    text = value.decode("utf-8", "replace") if isinstance(value, (bytes, bytearray)) else str(value)
     found = _gold_text(text)
     return [found] if found and found.text and found.text.strip() else []
 
 
 def _number_text(value: int | float) -> str:
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
     if isinstance(value, int):
         return str(value) if value.bit_length() < 4000 else hex(value)
     if value == int(value) and abs(value) < 1e15:

@@ -17,6 +17,8 @@ __all__ = ["clear_cache", "first_readable", "grade", "grade_batch", "read_gold_a
 
 # Seconds for all symbolic comparisons of one batch.
 DEFAULT_BUDGET = 30.0
+# Trees are written as nested JSON, and a worker walks them by recursion.
+MAX_TREE_DEPTH = 150
 CACHE_SIZE = 20_000
 # Completions are long, and only those of one batch come again.
 COMPLETION_CACHE_SIZE = 4096
@@ -220,8 +222,18 @@ def _decide_in_process(gold: Gold, answer: Answer, policy: GradePolicy) -> Outco
     if screen(gold.answer.source) or screen(answer.source) or _unevaluated(gold.answer.source, answer.source):
         return False, "refused"
     if gold.answer.kind == answer.kind == "number" and gold.answer.tree is not None and answer.tree is not None:
+        if max(_depth(gold.answer.tree), _depth(answer.tree)) > MAX_TREE_DEPTH:
+            return False, "refused"
         return _Pending("trees_equal", gold.answer.tree, answer.tree)
     return _Pending("symbolic_equal", _for_sympy(gold.answer), _for_sympy(answer))
+
+
+def _depth(tree: tuple) -> int:
+    level, depth = [tree], 0
+    while level:
+        level = [part for node in level for part in node if isinstance(part, tuple)]
+        depth += 1
+    return depth
 
 
 def _for_sympy(answer: Answer) -> str:
