@@ -189,8 +189,8 @@ def run_arm(name: str, seed: int, start: Path, first_samples: Dataset, args) -> 
     return measured
 
 
-def labelled_samples(policy, problems, num_samples: int, seed: int) -> Dataset:
-    """Completions at temperature 1 with the grader's verdict in `correct`."""
+def labelled_samples(policy, problems, num_samples: int, seed: int, temperature: float = 1.0) -> Dataset:
+    """Completions with the grader's verdict in `correct`."""
     from trl_grpo_plus.demo import load_demo_tokenizer
     from trl_grpo_plus.iterative.graders import rule_grader
     from trl_grpo_plus.reward_models import sample_completions
@@ -201,6 +201,7 @@ def labelled_samples(policy, problems, num_samples: int, seed: int) -> Dataset:
         load_demo_tokenizer(),
         num_samples=num_samples,
         max_new_tokens=48,
+        temperature=temperature,
         seed=seed,
         progress=False,
     )
