@@ -6,7 +6,7 @@ the trainer is imported, by signature and by the names and keys that the hook's 
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import trl
 from packaging.version import Version
 from torch import nn
 from trl import GRPOTrainer
+from trl.trainer.utils import use_adapter
 
 from trl_grpo_plus.algorithms.kl import VocabHead
 
@@ -178,6 +179,36 @@ def hidden_states(accelerator, model: nn.Module, logits_to_keep: int) -> Iterato
         yield collected
     finally:
         handle.remove()
+
+
+_FORWARD_KEYS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+@torch.no_grad()
+def reference_hidden_states(trainer: GRPOTrainer, inputs: dict) -> torch.Tensor:
+    """(B, T, H) hidden states of the reference at a micro-batch's completion tokens, by a pass of its own."""
+    input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    extra = {key: inputs[key] for key in _FORWARD_KEYS if inputs.get(key) is not None}
+    num_tokens, reference = inputs["completion_ids"].size(1), nullcontext()
+    if trainer.ref_model is None:
+        peft_model = trainer.accelerator.unwrap_model(trainer.model)
+        reference = use_adapter(peft_model, "ref" if "ref" in peft_model.peft_config else None)
+    model = trainer.model if trainer.ref_model is None else trainer.ref_model
+    with reference, hidden_states(trainer.accelerator, model, num_tokens) as chunks:
+        trainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, num_tokens, **extra)
+    return torch.cat(chunks)
 
 
 def vocab_head(model: nn.Module, temperature: float, dtype: torch.dtype | None = None) -> VocabHead:

@@ -123,17 +123,22 @@ class LossTerms:
                 "TRL did not compute the reference's log-probabilities last, so kl_placement='full_vocab' has no "
                 f"hidden states of the reference; {_SEE}"
             )
+        output.update(self._reference_entries(hidden))
+        return output
+
+    def _reference_entries(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the loss needs of the reference's hidden states (B, T, H)."""
         if self.plan.top_k is None:
-            output[REF_HIDDEN] = hidden
-            return output
+            return {REF_HIDDEN: hidden}
         with torch.no_grad(), _no_autocast(hidden):
             head = _compat.reference_head(self.trainer, hidden.dtype)
             parts = hidden.flatten(0, 1).split(self.plan.token_chunk)
             chunks = [reference_top_k(head.logits(part), self.plan.top_k) for part in parts]
         shape = (*hidden.shape[:2], self.plan.top_k)
-        output[REF_TOP_IDS] = torch.cat([ids for ids, _ in chunks]).view(shape)
-        output[REF_TOP_LOGPS] = torch.cat([logps for _, logps in chunks]).view(shape)
-        return output
+        return {
+            REF_TOP_IDS: torch.cat([ids for ids, _ in chunks]).view(shape),
+            REF_TOP_LOGPS: torch.cat([logps for _, logps in chunks]).view(shape),
+        }
 
     # --- Loss -------------------------------------------------------------------------------------------------------
 
@@ -259,6 +264,9 @@ class LossTerms:
         with _no_autocast(hidden):
             head = _compat.policy_head(self.trainer, model, hidden.dtype)
             self._check_head(head, inputs, hidden, trained)
+            if REF_HIDDEN not in inputs and REF_TOP_IDS not in inputs:
+                # Inputs that were made elsewhere: only then does the loss cost a pass of the reference.
+                inputs = {**inputs, **self._reference_entries(_compat.reference_hidden_states(self.trainer, inputs))}
             if plan.top_k is None:
                 ref_hidden = inputs[REF_HIDDEN][trained]
                 ref_head = _compat.reference_head(self.trainer, ref_hidden.dtype)

@@ -1,6 +1,7 @@
 """The optimizer window: all micro-batches of one optimizer step, on all ranks, and the loss weights that it gives."""
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -98,11 +99,11 @@ class OptimizerWindow:
     def _groups(self, inputs, group_size):
         if GROUP in inputs:
             return inputs[GROUP]
-        local = len(inputs["completion_mask"])
         if group_size is None:
-            raise RuntimeError(
-                "loss_normalization='group_token' lost the groups of the completions: they were not made by "
-                "`GRPOPlusTrainer._generate_and_score_completions`."
-            )
+            # Made by another `_generate_and_score_completions`, and shuffled: those of one prompt are a group.
+            rows = zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+            digests = [blake2b(bytes(str(ids[mask.bool()].tolist()), "ascii"), digest_size=7) for ids, mask in rows]
+            return inputs["prompt_ids"].new_tensor([int.from_bytes(digest.digest()) for digest in digests])
+        local = len(inputs["completion_mask"])
         row = self.accelerator.process_index * local + torch.arange(local, device=inputs["completion_mask"].device)
         return torch.div(row, group_size, rounding_mode="floor")

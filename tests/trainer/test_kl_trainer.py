@@ -258,6 +258,22 @@ def test_full_vocab_with_peft_is_the_kl_to_the_base_model(tiny_policy, tmp_path)
     assert metric(trainer, "kl/full_vocab") == pytest.approx(float(kl.mean()), rel=1e-3)
 
 
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2, target_modules=["q_proj"])], ids=["full", "peft"])
+@pytest.mark.parametrize("name", ["full_vocab", "top_k"])
+def test_inputs_that_were_made_elsewhere(tiny_policy, tmp_path, name, peft_config):
+    """TRL's own keys are enough for the loss; the reference is then passed through once more."""
+    trainer = make_trainer(tiny_policy, tmp_path, peft_config=peft_config, rollout_func=rollout, **PLACEMENTS[name])
+    with torch.no_grad():
+        for key, parameter in trainer.model.named_parameters():
+            parameter.mul_(1.5)
+            if "lora_B" in key:
+                parameter.normal_(std=5)
+    inputs = trainer._generate_and_score_completions(rows(1))
+    plain = {key: value for key, value in inputs.items() if not key.startswith("plus_")}
+    assert len(plain) < len(inputs)
+    torch.testing.assert_close(gradient(trainer, plain), gradient(trainer, inputs), rtol=1e-5, atol=1e-7)
+
+
 @each_placement
 def test_junk_where_nothing_is_trained_changes_nothing(tiny_policy, tmp_path, options):
     trainer = make_trainer(

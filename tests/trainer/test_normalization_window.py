@@ -71,6 +71,17 @@ def test_every_surrogate(tiny_policy, tmp_path, mode, surrogate):
     close(recorded.gradients[0], expected_gradient(trainer.model, recorded.rows[0], mode, surrogate))
 
 
+def test_groups_of_completions_made_by_another_generation_step(tiny_policy, tmp_path):
+    """A subclass or a test may replace the generation step: the completions of one prompt then are a group."""
+    trainer = make_trainer(tiny_policy, tmp_path, 4, 4, 4, loss_normalization="group_token")
+    generate = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: {
+        key: value for key, value in generate(inputs).items() if not key.startswith("plus_")
+    }
+    recorded = windows(trainer)
+    close(recorded.gradients[0], expected_gradient(trainer.model, recorded.rows[0], "group_token", "dapo"))
+
+
 def test_num_iterations_see_every_completion_as_often(tiny_policy, tmp_path):
     trainer = make_trainer(tiny_policy, tmp_path, 4, 4, 2, num_iterations=2, loss_normalization="group_token")
     recorded = windows(trainer)
