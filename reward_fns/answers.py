@@ -597,6 +597,7 @@ def _read(text: str, depth: int) -> Answer:
     if found:
         return found
     text = _LEAD_IN.sub("", text)
+    text = _MEMBER.sub("", text)
     text = _ASIDE.sub("", text)
     text = _DOMAIN.sub("", text)
     to = _TO_RATIO.fullmatch(text)
@@ -683,6 +684,7 @@ _LEAD_IN = re.compile(
     r"^\x02\s*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?|thus|therefore|hence|so)\s*[,:]?\s*\x03\s*[:,]?\s*(?=\S)",
     re.IGNORECASE,
 )
+_MEMBER = re.compile(r"^[a-z]\s+in\s+(?=[\[({\\])")
 # `18 (eighteen)`
 _ASIDE = re.compile(r"(?<=[\d}])\s*\(\s*(?!mod\b|base\b)[A-Za-z]{3,}(?:[\s-][A-Za-z]+){0,4}\s*\)$")
 # `2k\\pi, k \\in \\mathbb{Z}`

@@ -271,6 +271,8 @@ def clean(text: str) -> str:
     if "**" in text and not text.startswith("**"):
         text = re.sub(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])", "^", text)
     text = text.replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ").replace("=<", "\\le ")
+    if "oo" in text:
+        text = re.sub(r"(?<![a-zA-Z])oo(?![a-zA-Z])", r"\\infty ", text)
     if "." in text:
         text = _REPEATING.sub(_repeating, text)
     text = text.replace(_ROW, "\\\\" if "\\begin" in text else " ")

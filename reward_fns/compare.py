@@ -29,6 +29,9 @@ def compare(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
     Raises:
         Refused: A number in one of them is too large.
     """
+    if gold.kind == answer.kind == "time":
+        # Not as ratios: 2:30 is not 1:15.
+        return _times(gold, answer, policy)
     verdict: bool | None = False
     for g in (gold, *gold.alternatives):
         for a in (answer, *answer.alternatives):
@@ -337,6 +340,8 @@ def _times(gold: Answer, answer: Answer, policy: GradePolicy) -> bool:
 def _ratios(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
     if len(gold.items) != len(answer.items):
         return False
+    if any(item.form is not None and not item.form[0] for item in (*gold.items, *answer.items)):
+        return _ordered(list(gold.items), list(answer.items), policy)
     first_gold, first_answer = gold.items[0], answer.items[0]
     verdicts = []
     for g, a in zip(gold.items[1:], answer.items[1:], strict=True):
@@ -917,7 +922,7 @@ def _as_sets(gold: Answer, answer: Answer, policy: GradePolicy) -> bool | None:
         return False
     if relations == 0 and gold.kind != answer.kind:
         listed = [item for side in (gold, answer) if side.kind == "list" for item in side.items]
-        if any(item.kind not in ("tuple", "relation", "union") for item in listed):
+        if "tuple" in (gold.kind, answer.kind) and any(i.kind not in ("tuple", "relation", "union") for i in listed):
             return False
     g, a = _real_set(gold), _real_set(answer)
     if g is None or a is None:
