@@ -339,6 +339,20 @@ def test_trains_off_policy_and_evaluates(tiny_policy, tmp_path, options):
     assert math.isfinite(metrics["eval_loss"]) and "eval_kl" in trainer.state.log_history[-1]
 
 
+@pytest.mark.parametrize("name", ["reward-current", "full_vocab", "top_k"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_trains_in_mixed_precision(tiny_policy, tmp_path, name, dtype):
+    """Autocast over a float32 model, and a model that is bfloat16 itself."""
+    trainer = make_trainer(
+        tiny_policy, tmp_path, bf16=True, model_init_kwargs={"dtype": dtype}, max_steps=3, **PLACEMENTS[name]
+    )
+    assert next(trainer.model.parameters()).dtype == getattr(torch, dtype)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "kl" in log]
+    assert len(logs) == 3 and all(math.isfinite(log["loss"]) and log["kl"] >= 0 for log in logs)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
 # --- Metrics ------------------------------------------------------------------------------------------------------
 
 

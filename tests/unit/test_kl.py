@@ -374,6 +374,29 @@ def test_weighted_top_k_from_hidden_states(direction, softcap):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("top_k", [False, True])
+def test_weighted_kl_in_bfloat16(top_k):
+    torch.manual_seed(0)
+    hidden, ref_hidden = torch.randn(2, 9, 16)
+    weight = torch.randn(31, 16)
+    coefficients = torch.rand(9)
+
+    def grads(dtype):
+        leaves = [hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()]
+        ref_head = VocabHead(weight.to(dtype))
+        if top_k:
+            reference = {"ref_top_k": reference_top_k(ref_head.logits(ref_hidden.to(dtype)), 5)}
+        else:
+            reference = {"ref_hidden": ref_hidden.to(dtype), "ref_head": ref_head}
+        loss, kl = weighted_full_vocab_kl(leaves[0], VocabHead(leaves[1]), coefficients, **reference, token_chunk=4)
+        assert loss.dtype == kl.dtype == torch.float32
+        return torch.autograd.grad(loss, leaves)
+
+    for half, single in zip(grads(torch.bfloat16), grads(torch.float32), strict=True):
+        assert half.dtype == torch.bfloat16
+        assert (half.float() - single).norm() < 0.03 * single.norm()
+
+
 def test_weighted_kl_of_a_frozen_head_and_without_grad():
     torch.manual_seed(0)
     hidden = torch.randn(4, 3, requires_grad=True)
