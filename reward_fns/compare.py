@@ -596,6 +596,9 @@ def _ratio_of(a: dict, b: dict) -> Fraction | None:
 
 def _proportional(gold: Answer, answer: Answer) -> bool | None:
     """Equations that differ by a constant factor."""
+    names = [_names(side) for side in (gold, answer)]
+    if names[0] and names[1] and not names[0] & names[1]:
+        return False
     g, a = _difference(gold), _difference(answer)
     if g is None or a is None:
         return None
