@@ -135,11 +135,6 @@ def _refuse_leftovers(args) -> None:
 
 
 def _refuse_illegal(plan: KLPlan, args) -> None:
-    if args.beta == 0:
-        raise ValueError(
-            f"kl_placement={plan.placement!r} with beta=0 has no KL to place: beta is its coefficient. Set beta (0.04 "
-            "in DeepSeekMath) or leave kl_placement at None."
-        )
     if plan.placement == "loss":
         _refuse_wrong_estimators(plan)
     if plan.truncation is not None:
@@ -175,6 +170,11 @@ def _refuse_illegal(plan: KLPlan, args) -> None:
             "sync_ref_model can change the reference's head between generation and loss, while kl_placement="
             "'full_vocab' keeps the reference's hidden states from generation. Set steps_per_generation * "
             "num_iterations <= gradient_accumulation_steps, or kl_top_k, which keeps probabilities."
+        )
+    if args.beta == 0:
+        raise ValueError(
+            f"kl_placement={plan.placement!r} with beta=0 has no KL to place: beta is its coefficient. Set beta (0.04 "
+            "in DeepSeekMath) or leave kl_placement at None."
         )
 
 

@@ -90,6 +90,7 @@ ILLEGAL = [
     ({"kl_placement": "full_vocab", "kl_horizon": "sequence"}, "'to_go'"),
     ({"kl_placement": "full_vocab", "kl_importance": "token"}, "'per_decision'"),
     ({"kl_placement": "reward", "beta": 0.0}, "beta=0"),
+    ({"kl_placement": "loss", "kl_estimator": "k1", "beta": 0.0}, "kl_estimator='k1'"),
     ({"kl_placement": "reward", "kl_importance_truncation": 2.0}, "kl_importance='none' it has no effect"),
     (
         {"kl_placement": "reward", "kl_importance": "token", "kl_importance_truncation": 0.5},
