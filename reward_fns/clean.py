@@ -185,7 +185,7 @@ _GROUPED = [re.compile(rf"(?<![\d.,])(\d{{1,3}})\s*((?:{s}\s*\d{{3}})+)(?!\d)") 
 
 
 def _join_thousands(text: str) -> str:
-    if not re.search(r"\d\s*(?:\{|,\\!|\\|\s)", text):
+    if not re.search(r"\d\s*(?:\{|,\s*\\!|\\|\s)", text):
         return text
     text = re.sub(r"(\d)\s*,\s*\\!\s*(?=\d{3})", r"\1,\\!", text)
     text = re.sub(r"(\d)\\!\s*,\s*(?:\\!)?\s*(?=\d{3})", r"\1,\\!", text)
