@@ -848,7 +848,7 @@ def _read_relation(text: str, depth: int) -> Answer | None:
             if not ops:
                 return _read_value(parts[0], depth)
     ops = ["=" if op in ("\\equiv", "\\sim", "\\cong") and op == "\\equiv" else op for op in ops]
-    if ops[-1] == "\\in":
+    if ops[-1] == "\\in" and not parts[0].startswith("-"):
         answer = _read(parts[-1], depth + 1)
         return answer
     if any(op in ("\\in", "\\sim", "\\cong") for op in ops):

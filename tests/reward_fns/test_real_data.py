@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -90,12 +91,38 @@ def test_wrong_pairs_are_not_paid(shared_data):
 
 
 def _plain(text: str) -> str:
-    import re
-
     text = re.sub(r"\\(?:text|mbox|textnormal)\s*\{[^}]*\}(?:\^\{?\d\}?)?|\\[$%!,; ]|\^\{?\\circ\}?|[$,\s]", "", text)
     text = re.sub(r"^[a-z]=|\.$|_\{?\d+\}?$", "", text)
     text = re.sub(r"\\[dt]?frac\{?(-?\d+)\}?\{?(\d+)\}?", r"(\1)/(\2)", text)
     return re.sub(r"\\sqrt\{?(\d+)\}?", r"*sqrt(\1)", text).lstrip("*")
+
+
+def _other_digit(gold: str, generator: random.Random) -> str | None:
+    without_base = re.sub(r"_\{?\d+\}?$", lambda match: "_" * len(match[0]), gold)
+    places = [match.start() for match in re.finditer(r"\d", without_base)]
+    if not places:
+        return None
+    i = generator.choice(places)
+    return f"{gold[:i]}{(int(gold[i]) + generator.randint(1, 9)) % 10}{gold[i + 1 :]}"
+
+
+def _other_sign(gold: str, generator: random.Random) -> str | None:
+    return gold.replace("+", "-", 1) if "+" in gold else None
+
+
+def _other_end(gold: str, generator: random.Random) -> str | None:
+    return gold.replace("[", "(", 1) if "[" in gold else None
+
+
+@pytest.mark.parametrize("change", [_other_digit, _other_sign, _other_end])
+def test_a_gold_with_one_character_changed_is_not_paid(shared_data, change):
+    generator = random.Random(4)
+    golds = [row["answer"] for row in _rows(shared_data("math/test.jsonl"))]
+    pairs = [(gold, change(gold, generator)) for gold in golds]
+    pairs = [(gold, changed) for gold, changed in pairs if changed]
+    assert len(pairs) > 20
+    grades = grade_batch([a for a, _ in pairs], [rf"\boxed{{{b}}}" for _, b in pairs], MATH, budget=None)
+    assert [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct] == []
 
 
 def test_wrong_gsm8k_pairs_are_not_paid(shared_data):
