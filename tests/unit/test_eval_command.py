@@ -96,7 +96,18 @@ def test_samples_metrics_steps_and_more_samples_later(demo, tmp_path):
 
 def test_a_file_cut_anywhere_is_resumed_to_identical_results(demo, tmp_path):
     whole = tmp_path / "whole"
-    sampling = ("--samples", "3", "--temperature", "1.0", "--no-plots", "--no-page", "--batch-size", "7")
+    sampling = (
+        "--limit",
+        "6",
+        "--samples",
+        "2",
+        "--temperature",
+        "1.0",
+        "--no-plots",
+        "--no-page",
+        "--batch-size",
+        "7",
+    )
     assert main(arguments(demo, whole, *sampling)) == 0
     expected = lines(whole / "samples.jsonl")
     metrics = json.loads((whole / "results.json").read_text())["models"]["model"]["metrics"]
@@ -274,7 +285,7 @@ def test_two_models_side_by_side_and_compared(demo, tmp_path, capsys):
     other.config.tie_word_embeddings = True
     other.save_pretrained(tmp_path / "broken")
     load_demo_tokenizer().save_pretrained(tmp_path / "broken")
-    args = arguments(demo, out)
+    args = arguments(demo, out, "--no-plots")
     args[1:2] = [str(demo / "model"), str(tmp_path / "broken")]
     assert main(args) == 0
     results = json.loads((out / "results.json").read_text())
