@@ -1,7 +1,9 @@
 """Kills iterative runs with SIGKILL at random moments, resumes them, and compares their ends with a whole run.
 
     python tests/trainer/iterative_kill.py --kills 20 --seed 0
+    python tests/trainer/iterative_kill.py --points
 
+With `--points` the kills fall right before and right after the calls that change what is on disk, and in updates.
 Prints one JSON object. Each run is a forked child of this process, so that a kill costs no imports.
 """
 
@@ -21,20 +23,38 @@ from iterative_toys import BagOfWords, StepBag, save_tiny_policy, toy_trainer
 from safetensors.torch import load_file
 
 from trl_grpo_plus.iterative import ReplayBuffer
+from trl_grpo_plus.iterative import phases as phases_module
 from trl_grpo_plus.iterative import trainer as trainer_module
 from trl_grpo_plus.iterative.checkpoint import list_checkpoints
+from trl_grpo_plus.iterative.phases import SampleStore
 from trl_grpo_plus.iterative.trainer import IterativeGRPOTrainer
+from trl_grpo_plus.iterative.workdir import WorkDirectory
 
 _fork = multiprocessing.get_context("fork")
 _MODELS = {"outcome": BagOfWords, "process": StepBag}
+# Where a run can be killed on purpose: the function, and which of its calls.
+POINTS = {
+    "sample": (SampleStore, "write", 3),
+    "label result": (phases_module, "publish", 2),
+    "fit": (BagOfWords, "fit", 2),
+    "reward model result": (phases_module, "publish", 3),
+    "buffer": (ReplayBuffer, "_write_index", 2),
+    "metrics": (trainer_module, "record_metrics", 1),
+    "forget": (WorkDirectory, "forget_before", 2),
+    "checkpoint parts": (WorkDirectory, "save", 2),
+    "manifest": (trainer_module, "write_manifest", 2),
+    "checkpoint": (trainer_module, "publish", 2),
+    "prune": (trainer_module, "prune_checkpoints", 3),
+}
 
 
 def build(policy: str, output_dir: str, kind: str):
-    return toy_trainer(policy, output_dir, _MODELS[kind](), {"save_total_limit": 2, "heldout_fraction": 0.4})
+    config = {"save_total_limit": 2, "heldout_fraction": 0.4, "score_truncated_steps": True}
+    return toy_trainer(policy, output_dir, _MODELS[kind](), config)
 
 
-def child(policy: str, output_dir: str, kind: str, kill_after: float | None) -> None:
-    """Trains, resuming if there is a checkpoint; kills itself `kill_after` seconds into `train()`."""
+def child(policy: str, output_dir: str, kind: str, kill_after: float | None, point: tuple[str, str] | None) -> None:
+    """Trains, resuming if there is a checkpoint; kills itself `kill_after` seconds into `train()`, or at a point."""
     torch.set_num_threads(1)
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
@@ -46,6 +66,8 @@ def child(policy: str, output_dir: str, kind: str, kill_after: float | None) -> 
     _trace(note, trainer_module, "reward_model_phase", "reward-model training")
     _trace(note, IterativeGRPOTrainer, "_load_parts", "resuming")
     trainer = build(policy, output_dir, kind)
+    if point is not None:
+        _kill_at(*POINTS[point[0]], point[1])
     if kill_after is not None:
         timer = threading.Timer(kill_after, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
@@ -56,6 +78,22 @@ def child(policy: str, output_dir: str, kind: str, kill_after: float | None) -> 
     else:
         trainer.train()
     directory.with_suffix(".seconds").write_text(str(time.perf_counter() - start))
+
+
+def _kill_at(owner, name: str, number: int, side: str) -> None:
+    """Kills the process before or after the `number`-th call of a function."""
+    function, calls = getattr(owner, name), [0]
+
+    def killing(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == number and side == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*args, **kwargs)
+        if calls[0] == number and side == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, killing)
 
 
 def _trace(note: int, owner, name: str, phase: str) -> None:
@@ -73,9 +111,15 @@ def _trace(note: int, owner, name: str, phase: str) -> None:
     setattr(owner, name, traced)
 
 
-def run(policy: str, output_dir: Path, kind: str, kill_after: float | None = None) -> tuple[int, str]:
+def run(
+    policy: str,
+    output_dir: Path,
+    kind: str,
+    kill_after: float | None = None,
+    point: tuple[str, str] | None = None,
+) -> tuple[int, str]:
     """Runs a child; returns its exit code (-9 if killed) and the phase in which it ended."""
-    process = _fork.Process(target=child, args=(policy, str(output_dir), kind, kill_after))
+    process = _fork.Process(target=child, args=(policy, str(output_dir), kind, kill_after, point))
     process.start()
     process.join()
     return process.exitcode, output_dir.with_suffix(".phase").read_text().strip()
@@ -128,6 +172,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=_MODELS, default="outcome")
+    parser.add_argument("--points", action="store_true", help="kill at chosen calls instead of at random moments")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
@@ -138,6 +183,16 @@ def main() -> None:
         expected = end_state(root / "whole")
         seconds = float((root / "whole.seconds").read_text())
         found, phases, kills, runs = [], [], 0, 0
+        if args.points:
+            for point in [(name, side) for name in POINTS for side in ("before", "after")]:
+                output = root / f"{point[0]} {point[1]}".replace(" ", "-")
+                code, _ = run(policy, output, args.kind, point=point)
+                assert code == -signal.SIGKILL, f"{point} was not reached: exit code {code}"
+                code, _ = run(policy, output, args.kind)
+                assert code == 0, f"resuming after {point} failed with exit code {code}"
+                found += [f"{point}{difference}" for difference in differences(expected, end_state(output))]
+                kills, phases = kills + 1, [*phases, f"{point[1]} {point[0]}"]
+            args.kills = 0
         while kills < args.kills:
             runs += 1
             output = root / f"killed-{runs}"

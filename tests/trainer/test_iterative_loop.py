@@ -19,6 +19,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from trl_grpo_plus import GRPOPlusConfig, IterativeGRPOConfig, IterativeGRPOTrainer
+from trl_grpo_plus.demo import load_demo_tokenizer, make_problems
 from trl_grpo_plus.iterative import ReplayBuffer
 from trl_grpo_plus.iterative.checkpoint import reference_parameters
 from trl_grpo_plus.iterative.phases import SampleStore, isolated_rng, pairwise_accuracy
@@ -91,8 +92,6 @@ def test_reference_is_the_policy_bit_for_bit_as_each_iteration_starts(policy, tm
 
 
 def toy_data():
-    from trl_grpo_plus.demo import make_problems
-
     return make_problems(6, seed=0)
 
 
@@ -119,8 +118,6 @@ def test_a_pretrained_adapter_keeps_the_reference_that_trl_gave_it(policy, tmp_p
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.02)
-    from trl_grpo_plus.demo import load_demo_tokenizer
-
     trainer = toy_trainer(model, tmp_path, config={"save_strategy": "no"}, processing_class=load_demo_tokenizer())
     of_policy, of_reference = reference_parameters(trainer)
     assert of_policy
@@ -372,6 +369,23 @@ def test_replay_dataset_is_the_first_history(policy, tmp_path):
     prompts = {row["prompt"] for row in ReplayBuffer(trainer.work.replay(1)) if row["iteration"] == 0}
     assert prompts == {p for p in known["prompt"] if not is_held_out(p, 0.25, trainer.args.seed)}
     assert len(prompts) < 40
+
+
+def test_conversations_are_sampled_graded_and_kept(policy, tmp_path):
+    tokenizer = load_demo_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    data = toy_data().map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    trainer = toy_trainer(policy, tmp_path, train_dataset=data, processing_class=tokenizer, grader=None)
+    trainer.train()
+    rows = list(ReplayBuffer(trainer.work.replay(2)))
+    assert len(rows) > 10
+    for row in rows:
+        assert [message["role"] for message in row["prompt"]] == ["user"]
+        assert [message["role"] for message in row["completion"]] == ["assistant"]
+        assert row["correct"] == 0.0  # the untrained policy's answers against the gold ones, by reward_fns.grade
+    again = toy_trainer(policy, tmp_path, train_dataset=data, processing_class=tokenizer, grader=None)
+    again.train(resume_from_checkpoint=True)
+    assert list(ReplayBuffer(again.work.replay(2))) == rows
 
 
 def test_phases_leave_the_random_generators_alone():

@@ -292,10 +292,14 @@ def test_reference_of_a_synced_run_survives_a_save(policy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["outcome", "process"])
-def test_killed_runs_end_where_the_uninterrupted_one_ends(kind):
+@pytest.mark.parametrize(
+    "options",
+    [["--kills", "5", "--seed", "3"], ["--kills", "5", "--seed", "3", "--kind", "process"], ["--points"]],
+    ids=["outcome", "process", "points"],
+)
+def test_killed_runs_end_where_the_uninterrupted_one_ends(options):
     script = Path(__file__).with_name("iterative_kill.py")
-    command = [sys.executable, str(script), "--kills", "5", "--seed", "3", "--kind", kind]
+    command = [sys.executable, str(script), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
