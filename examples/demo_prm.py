@@ -53,12 +53,15 @@ def build_prm_body(policy) -> LlamaForTokenClassification:
 
 
 def train_prm(labels, policy, tokenizer, output_dir: Path, num_steps: int, seed: int) -> ProcessRewardModel:
-    """Trains first on first steps alone, which are right or wrong by themselves, then on all."""
+    """Trains on the first steps alone, which are right or wrong by themselves, then on the first two, which teach that
+    a step behind a wrong one is lost, then on all."""
     set_seed(seed)
     model = build_prm_body(policy)
-    first = labels.map(lambda row: {"completions": row["completions"][:1], "labels": row["labels"][:1]})
-    stages = ((first, 2 * num_steps // 5, 3e-3), (labels, num_steps - 2 * num_steps // 5, 2e-3))
-    for data, steps, learning_rate in stages:
+    for depth, share, learning_rate in ((1, 0.2, 3e-3), (2, 0.2, 2e-3), (None, 0.6, 2e-3)):
+        steps = max(1, int(share * num_steps))
+        data = labels.map(
+            lambda row, depth=depth: {"completions": row["completions"][:depth], "labels": row["labels"][:depth]}
+        )
         args = PRMConfig(
             output_dir=str(output_dir),
             max_steps=steps,
@@ -95,10 +98,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("demo-prm"))
     parser.add_argument("--problems", type=int, default=4000, help="problems to label (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=2, help="completions of each (default: %(default)s)")
-    parser.add_argument("--rollouts", type=int, default=2, help="roll-outs of each step (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.3, help="of the roll-outs (default: %(default)s)")
+    parser.add_argument("--rollouts", type=int, default=1, help="roll-outs of each step (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the roll-outs (default: %(default)s)")
     parser.add_argument(
-        "--prm-steps", type=int, default=1000, help="optimizer steps of the PRM (default: %(default)s)"
+        "--prm-steps", type=int, default=1600, help="optimizer steps of the PRM (default: %(default)s)"
     )
     parser.add_argument(
         "--steps", type=int, default=80, help="optimizer steps of the policy; 0: none (default: %(default)s)"
