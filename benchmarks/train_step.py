@@ -9,29 +9,25 @@ is sampling, rewards, loss, backward and optimizer, in CPU seconds of one thread
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch
-from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tiny import char_tokenizer, llama
-from transformers import set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from reward_fns import step_arithmetic_reward
 from trl_grpo_plus import GRPOPlusConfig, GRPOPlusTrainer
+from trl_grpo_plus.demo import load_demo_tokenizer, make_problems
 
 TARGET = 1.03
+PROBLEMS = make_problems(64, seed=0)
 
 
 def distinct_characters(completions, **kwargs):
@@ -40,6 +36,21 @@ def distinct_characters(completions, **kwargs):
 
 def step_lengths(prompts, completions, completion_ids, steps, **kwargs):
     return [[float(len(step)) for step in completion] for completion in steps]
+
+
+def random_policy(tokenizer, hidden_size):
+    set_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
 
 
 def build(trainer_class, config_class, model_dir, tokenizer, options, **kwargs):
@@ -58,7 +69,7 @@ def build(trainer_class, config_class, model_dir, tokenizer, options, **kwargs):
         model_dir,
         reward_funcs=distinct_characters,
         args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["1+1="] * 64}),
+        train_dataset=PROBLEMS,
         processing_class=tokenizer,
         **kwargs,
     )
@@ -71,7 +82,7 @@ def build(trainer_class, config_class, model_dir, tokenizer, options, **kwargs):
 def seconds_of_step(trainer, seed, batch):
     set_seed(seed)
     start = time.process_time()
-    inputs = trainer._generate_and_score_completions([{"prompt": "1+1="} for _ in range(batch)])
+    inputs = trainer._generate_and_score_completions([dict(PROBLEMS[row // 8]) for row in range(batch)])
     trainer._compute_loss(trainer.model, inputs).backward()
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
@@ -86,9 +97,9 @@ def main():
     parser.add_argument("--hidden-size", type=int, default=192)
     options = parser.parse_args()
 
-    tokenizer = char_tokenizer()
+    tokenizer = load_demo_tokenizer()
     model_dir = tempfile.mkdtemp()
-    llama(len(tokenizer), hidden_size=options.hidden_size, layers=4).save_pretrained(model_dir)
+    random_policy(tokenizer, options.hidden_size).save_pretrained(model_dir)
     stock = build(GRPOTrainer, GRPOConfig, model_dir, tokenizer, options)
     subjects = {
         "process_reward_funcs off": build(GRPOPlusTrainer, GRPOPlusConfig, model_dir, tokenizer, options),

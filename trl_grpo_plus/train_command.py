@@ -6,6 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trl_grpo_plus.config_file import model_init_kwargs, parse_config_file, run_from_file
+
+PROG = "trl-grpo-plus train"
 USAGE = """usage: trl-grpo-plus train CONFIG.yaml [--FIELD VALUE ...]
 
 Trains with GRPOPlusTrainer. CONFIG.yaml holds any field of TrainArguments (data, prompt, rewards), GRPOPlusConfig
@@ -50,31 +53,27 @@ class TrainError(ValueError):
 
 def main(argv: list[str]) -> int:
     """Runs `train`; returns the exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    if not argv[0].startswith("-"):
-        argv = ["--config", *argv]
-    try:
-        trainer, arguments = build_trainer(*parse(argv))
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"trl-grpo-plus train: {error}", file=sys.stderr)
-        return 2
-    train(trainer, arguments)
-    return 0
+
+    def run(argv: list[str]) -> int:
+        nonlocal built
+        built = build_trainer(*parse(argv))
+        return 0
+
+    built = None
+    code = run_from_file(argv, PROG, USAGE, run)
+    # Outside of what is told in one line: an error in training is shown with its traceback.
+    if built is not None:
+        train(*built)
+    return code
 
 
 def parse(argv: list[str]):
     """(TrainArguments, GRPOPlusConfig, ModelConfig) of a command line with `--config FILE`."""
-    from trl import ModelConfig, TrlParser
+    from trl import ModelConfig
 
     from trl_grpo_plus.config import GRPOPlusConfig
 
-    parser = TrlParser((TrainArguments, GRPOPlusConfig, ModelConfig), prog="trl-grpo-plus train", usage=USAGE)
-    if "--help-all" in argv:
-        parser.usage = None
-        argv = ["--help"]
-    return parser.parse_args_and_config(argv)
+    return parse_config_file(argv, (TrainArguments, GRPOPlusConfig, ModelConfig), PROG, USAGE)
 
 
 def build_trainer(arguments: TrainArguments, config, model_config):
@@ -100,12 +99,7 @@ def build_trainer(arguments: TrainArguments, config, model_config):
         model_config.model_name_or_path, revision=model_config.model_revision, padding_side="left"
     )
     train_dataset, eval_dataset = load_datasets(arguments, tokenizer, with_eval=config.eval_strategy != "no")
-    config.model_init_kwargs = {
-        "revision": model_config.model_revision,
-        "attn_implementation": model_config.attn_implementation,
-        "dtype": model_config.dtype,
-        **(config.model_init_kwargs or {}),
-    }
+    config.model_init_kwargs = model_init_kwargs(config, model_config)
     trainer = GRPOPlusTrainer(
         model_config.model_name_or_path,
         reward_funcs=reward_funcs or None,
