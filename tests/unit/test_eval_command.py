@@ -94,6 +94,33 @@ def test_samples_metrics_steps_and_more_samples_later(demo, tmp_path):
     assert len(first["steps"]) == len(first["step_scores"])
 
 
+def test_reward_models_from_a_directory_rank_the_samples(demo, tmp_path):
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaForTokenClassification
+
+    tokenizer = load_demo_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    LlamaForTokenClassification(LlamaConfig(num_labels=2, **shape)).save_pretrained(tmp_path / "prm")
+    LlamaForSequenceClassification(LlamaConfig(num_labels=1, **shape)).save_pretrained(tmp_path / "orm")
+    for name in ("prm", "orm"):
+        tokenizer.save_pretrained(tmp_path / name)
+    out = tmp_path / "out"
+    models = ("--prm", str(tmp_path / "prm"), "--orm", str(tmp_path / "orm"), "--step-aggregation", "product")
+    more = ("--limit", "4", "--samples", "2", "--temperature", "1", "--no-plots")
+    assert main(arguments(demo, out, *more, *models)) == 0
+    (summary,) = json.loads((out / "results.json").read_text())["models"].values()
+    assert {"best@2_orm", "vote@2_orm", "best@2_prm_product", "vote@2_prm_product"} <= set(summary["metrics"])
+    assert summary["vote_weights"] == {"orm": "none", "prm_product": "none"}
+    for row in lines(out / "samples.jsonl"):
+        assert len(row["steps"]) == len(row["step_scores"])
+        assert all(0 < score < 1 for score in row["step_scores"])
+        assert 0 < row["rm_score"] < 1
+    missing = arguments(demo, out, *more, "--orm", str(tmp_path / "nothing"))
+    assert main(missing) == 2
+
+
 def test_a_file_cut_anywhere_is_resumed_to_identical_results(demo, tmp_path):
     whole = tmp_path / "whole"
     sampling = (
