@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,10 +62,12 @@ def main(argv: list[str]) -> int:
         arguments, config, model_config = parse(argv)
         if arguments.separate_processes and arguments.phase == "all":
             return run_in_processes(argv, arguments, config)
-        run_phase(arguments, config, model_config)
+        run = prepare(arguments, config, model_config)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"trl-grpo-plus iterate: {error}", file=sys.stderr)
         return 2
+    # Outside of what is told in one line: an error in training is shown with its traceback.
+    run()
     return 0
 
 
@@ -132,11 +135,14 @@ def run_in_processes(argv: list[str], arguments: IterateArguments, config) -> in
             )
 
 
-def run_phase(arguments: IterateArguments, config, model_config) -> None:
-    """Runs the phase of `arguments.phase` in this process."""
+def prepare(arguments: IterateArguments, config, model_config) -> Callable[[], None]:
+    """Builds what the phase of `arguments.phase` needs; returns the function that runs it in this process.
+
+    Raises:
+        TrainError, ValueError, OSError: something that the configuration names is missing or unusable.
+    """
     if arguments.phase in ("all", "policy"):
-        run_policy(arguments, config, model_config)
-        return
+        return prepare_policy(arguments, config, model_config)
     from accelerate import PartialState
 
     from trl_grpo_plus.iterative.checkpoint import last_whole_checkpoint
@@ -154,12 +160,11 @@ def run_phase(arguments: IterateArguments, config, model_config) -> None:
         work.restore(checkpoint)
     ranks.barrier()
     if phase == "label":
-        _run_label(arguments, config, model_config, work, checkpoint, iteration, ranks)
-    else:
-        _run_reward_model(arguments, config, model_config, work, iteration, ranks)
+        return _prepare_label(arguments, config, model_config, work, checkpoint, iteration, ranks)
+    return _prepare_reward_model(arguments, config, model_config, work, iteration, ranks)
 
 
-def run_policy(arguments: IterateArguments, config, model_config) -> None:
+def prepare_policy(arguments: IterateArguments, config, model_config) -> Callable[[], None]:
     """The whole run, or with `phase="policy"` the policy steps that are left of an iteration."""
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
@@ -196,11 +201,15 @@ def run_policy(arguments: IterateArguments, config, model_config) -> None:
     resume = config.resume_from_checkpoint
     if resume in (None, "", "true", "True", True):
         resume = last_whole_checkpoint(config.output_dir) is not None
-    trainer.train(resume_from_checkpoint=resume)
-    if trainer.state.global_step == config.max_steps:
-        trainer.save_model(config.output_dir)
-    if arguments.phase == "all" and trainer.accelerator.is_main_process:
-        summarize(config.output_dir)
+
+    def run() -> None:
+        trainer.train(resume_from_checkpoint=resume)
+        if trainer.state.global_step == config.max_steps:
+            trainer.save_model(config.output_dir)
+        if arguments.phase == "all" and trainer.accelerator.is_main_process:
+            summarize(config.output_dir)
+
+    return run
 
 
 def start_reward_model(arguments: IterateArguments, config, model_config, train_dataset=None):
@@ -275,7 +284,7 @@ def demo_path(name: str) -> str:
     return str(WEIGHTS_DIR)
 
 
-def _run_label(arguments, config, model_config, work, checkpoint, iteration, ranks) -> None:
+def _prepare_label(arguments, config, model_config, work, checkpoint, iteration, ranks) -> Callable[[], None]:
     from transformers import AutoTokenizer
 
     from trl_grpo_plus.iterative.graders import RolloutLabeler, rule_grader
@@ -287,7 +296,7 @@ def _run_label(arguments, config, model_config, work, checkpoint, iteration, ran
     if granularity == "process" and config.step_labels == "rollouts":
         path = demo_path(model_config.model_name_or_path)
         labeler = RolloutLabeler(lambda: _policy_of(checkpoint), AutoTokenizer.from_pretrained(path), config, grader)
-    label_phase(
+    return lambda: label_phase(
         work.samples,
         work.replay(iteration - 1),
         work.labelled(iteration),
@@ -300,27 +309,31 @@ def _run_label(arguments, config, model_config, work, checkpoint, iteration, ran
     )
 
 
-def _run_reward_model(arguments, config, model_config, work, iteration, ranks) -> None:
+def _prepare_reward_model(arguments, config, model_config, work, iteration, ranks) -> Callable[[], None]:
     from trl_grpo_plus.iterative.phases import load_reward_model, reward_model_phase
     from trl_grpo_plus.iterative.workdir import record_metrics
 
     reward_model, _ = start_reward_model(arguments, config, model_config)
     reward_model.to(config.device)
     load_reward_model(reward_model, work.reward_model(iteration - 1))
-    reward_model_phase(
-        reward_model,
-        work.labelled(iteration),
-        work.reward_model(iteration - 1),
-        work.initial_reward_model,
-        work.reward_model(iteration),
-        config,
-        iteration,
-        ranks,
-    )
-    if ranks.is_main:
-        record_metrics(work, iteration, config.steps_per_iteration)
-        if iteration == config.outer_iterations:
-            reward_model.save_pretrained(Path(config.output_dir) / "reward_model")
+
+    def run() -> None:
+        reward_model_phase(
+            reward_model,
+            work.labelled(iteration),
+            work.reward_model(iteration - 1),
+            work.initial_reward_model,
+            work.reward_model(iteration),
+            config,
+            iteration,
+            ranks,
+        )
+        if ranks.is_main:
+            record_metrics(work, iteration, config.steps_per_iteration)
+            if iteration == config.outer_iterations:
+                reward_model.save_pretrained(Path(config.output_dir) / "reward_model")
+
+    return run
 
 
 def _policy_of(checkpoint: Path):

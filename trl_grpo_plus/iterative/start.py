@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
@@ -35,7 +36,7 @@ def make_reward_model(
     step_labeler=None,
     initial_args: dict[str, Any] | None = None,
 ) -> None:
-    """Makes a reward model from a policy and writes it to a directory, whole or not at all.
+    """Makes a reward model from a policy and writes it to a directory, whole or not at all. Call it on all ranks.
 
     Args:
         directory: where to write; it can be loaded with `from_pretrained` of the reward model's class.
@@ -91,15 +92,21 @@ def make_reward_model(
         data = make_samples({name: [row.get(name) for row in rows] for name in _NAMES}, 0)
         directory = Path(directory)
         staged = directory.with_name(f".staging-{directory.name}")
-        remove(staged)
-        staged.mkdir(parents=True)
+        ranks = PartialState()
+        if ranks.is_main_process:
+            remove(staged)
+            staged.mkdir(parents=True)
+        ranks.wait_for_everyone()
         settings = FitSettings(_with(args, initial_args or {}), 1, args.seed, staged / "scratch")
         as_updatable(reward_model).fit(data, settings, None)
-    remove(staged / "scratch")
-    reward_model.save_pretrained(staged)
-    write_parquet(data, staged / SAMPLES_NAME)
-    write_manifest(staged)
-    publish(staged, directory)
+    ranks.wait_for_everyone()
+    if ranks.is_main_process:
+        remove(staged / "scratch")
+        reward_model.save_pretrained(staged)
+        write_parquet(data, staged / SAMPLES_NAME)
+        write_manifest(staged)
+        publish(staged, directory)
+    ranks.wait_for_everyone()
 
 
 def read_initial_samples(directory: str | Path) -> Dataset:
