@@ -57,7 +57,7 @@ def train_prm(labels, policy, tokenizer, output_dir: Path, num_steps: int, seed:
     a step behind a wrong one is lost, then on all."""
     set_seed(seed)
     model = build_prm_body(policy)
-    for depth, share, learning_rate in ((1, 0.2, 3e-3), (2, 0.2, 2e-3), (None, 0.6, 2e-3)):
+    for depth, share, learning_rate in ((1, 0.15, 3e-3), (2, 0.15, 2e-3), (None, 0.7, 2e-3)):
         steps = max(1, int(share * num_steps))
         data = labels.map(
             lambda row, depth=depth: {"completions": row["completions"][:depth], "labels": row["labels"][:depth]}
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rollouts", type=int, default=1, help="roll-outs of each step (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the roll-outs (default: %(default)s)")
     parser.add_argument(
-        "--prm-steps", type=int, default=1600, help="optimizer steps of the PRM (default: %(default)s)"
+        "--prm-steps", type=int, default=2600, help="optimizer steps of the PRM (default: %(default)s)"
     )
     parser.add_argument(
         "--steps", type=int, default=80, help="optimizer steps of the policy; 0: none (default: %(default)s)"
