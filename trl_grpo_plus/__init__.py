@@ -1,7 +1,8 @@
 """Process-supervised and iterative GRPO beside Hugging Face TRL."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trl_grpo_plus._lazy import lazy_attributes
 
 __version__ = "0.1.0"
 
@@ -41,14 +42,4 @@ if TYPE_CHECKING:
     from trl_grpo_plus.reward_models.prm_trainer import PRMTrainer
     from trl_grpo_plus.trainer import GRPOPlusTrainer
 
-
-def __getattr__(name: str):
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted([*globals(), *_LAZY])
+__getattr__, __dir__ = lazy_attributes(globals(), _LAZY)

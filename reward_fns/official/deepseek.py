@@ -17,7 +17,7 @@ Not done: the official program runs Python code of the model in its tool-integra
 import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ..workers import register
 from ._common import (
@@ -37,6 +37,7 @@ from ._sympy_runtime import require_latex_parser
 
 PRECISION = 1e-3
 Symbolic = Callable[[str, str], bool]
+Equal = Callable[[str, str], bool]
 
 register("official.deepseek.strip", "reward_fns.official.deepseek:_strip_in_worker")
 register("official.deepseek.math", "reward_fns.official.deepseek:_eval_math_in_worker")
@@ -179,8 +180,8 @@ def parse_digits(text: str) -> float | None:
         return None
 
 
-def _pairwise(first: list[str], second: list[str], symbolic: Symbolic) -> bool:
-    return len(first) == len(second) and all(math_equal(a, b, symbolic) for a, b in zip(first, second, strict=True))
+def _pairwise(first: list[str], second: list[str], equal: Equal) -> bool:
+    return len(first) == len(second) and all(equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _is_matrix(text: str) -> bool:
@@ -192,9 +193,9 @@ def _rows(matrix: str) -> list[list[str]]:
     return [line.strip().split("&") for line in lines if line.strip()]
 
 
-def _matrices_equal(first: str, second: str, symbolic: Symbolic) -> bool:
+def _matrices_equal(first: str, second: str, equal: Equal) -> bool:
     rows, other = _rows(first), _rows(second)
-    return len(rows) == len(other) and all(_pairwise(a, b, symbolic) for a, b in zip(rows, other, strict=True))
+    return len(rows) == len(other) and all(_pairwise(a, b, equal) for a, b in zip(rows, other, strict=True))
 
 
 def numbers_equal(prediction: str, reference: str) -> bool | None:
@@ -225,14 +226,19 @@ def math_equal(prediction: str, reference: str, symbolic: Symbolic) -> bool:
         return numeric
     if not prediction:
         return False
-    prediction, reference = prediction.strip(), reference.strip()
+    equal = partial(math_equal, symbolic=symbolic)
+    return structures_equal(prediction.strip(), reference.strip(), symbolic, equal)
+
+
+def structures_equal(prediction: str, reference: str, symbolic: Symbolic, equal: Equal) -> bool:
+    """Lists, matrices and equations part by part by `equal`, then all by `symbolic`: the part that Qwen took over."""
     if (
         _BRACKETED.match(prediction)
         and _BRACKETED.match(reference)
-        and _pairwise(prediction[1:-1].split(","), reference[1:-1].split(","), symbolic)
+        and _pairwise(prediction[1:-1].split(","), reference[1:-1].split(","), equal)
     ):
         return True
-    if _is_matrix(prediction) and _is_matrix(reference) and _matrices_equal(prediction, reference, symbolic):
+    if _is_matrix(prediction) and _is_matrix(reference) and _matrices_equal(prediction, reference, equal):
         return True
     if prediction.count("=") == 1 and reference.count("=") == 1:
         first, second = _difference(prediction), _difference(reference)
@@ -244,7 +250,7 @@ def math_equal(prediction: str, reference: str, symbolic: Symbolic) -> bool:
             first = value
         elif "=" not in prediction and (value := _assigned(reference)) is not None:
             second = value
-        if (first, second) != (prediction, reference) and math_equal(first, second, symbolic):
+        if (first, second) != (prediction, reference) and equal(first, second):
             return True
     return symbolic(prediction, reference)
 

@@ -19,7 +19,7 @@ Not done: `parse_expr` and `sympify` run any text. Here such text is only read a
 
 import math
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ..workers import register
 from ._common import (
@@ -36,7 +36,7 @@ from ._common import (
     slash_to_frac,
 )
 from ._sympy_runtime import require_latex_parser
-from .deepseek import Symbolic, _assigned, _difference, _is_matrix, _rows, parse_digits
+from .deepseek import Symbolic, parse_digits, structures_equal
 from .word_numbers import word_to_num
 
 RELATIVE_PRECISION = 1e-4
@@ -70,7 +70,6 @@ _ROOT = re.compile(r"\\sqrt(\w+)")
 _LETTER = re.compile(r"\b(A|B|C|D|E)\b")
 _TRIGGERS = ("choice is", "answer is")
 _TRIGGER = re.compile("|".join(_TRIGGERS))
-_BRACKETED = re.compile(r"(\(|\[).+(\)|\])")
 _BRACED_LIST = re.compile(r"\{.*,.*\}")
 
 
@@ -245,42 +244,13 @@ def _matrix_form(prediction: str, reference: str) -> tuple[str, str]:
     return prediction, reference
 
 
-def _pairwise(first: list[str], second: list[str], symbolic: Symbolic) -> bool:
-    return len(first) == len(second) and all(math_equal(a, b, symbolic) for a, b in zip(first, second, strict=True))
-
-
-def _matrices_equal(first: str, second: str, symbolic: Symbolic) -> bool:
-    rows, other = _rows(first), _rows(second)
-    return len(rows) == len(other) and all(_pairwise(a, b, symbolic) for a, b in zip(rows, other, strict=True))
-
-
 def math_equal(prediction: str, reference: str, symbolic: Symbolic) -> bool:
     """The official comparison; `symbolic` is asked last."""
     decided = decided_as_text(prediction, reference)
     if decided is not None:
         return decided
     prediction, reference = _matrix_form(prediction, reference)
-    if (
-        _BRACKETED.match(prediction)
-        and _BRACKETED.match(reference)
-        and _pairwise(prediction[1:-1].split(","), reference[1:-1].split(","), symbolic)
-    ):
-        return True
-    if _is_matrix(prediction) and _is_matrix(reference) and _matrices_equal(prediction, reference, symbolic):
-        return True
-    if prediction.count("=") == 1 and reference.count("=") == 1:
-        first, second = _difference(prediction), _difference(reference)
-        if symbolic(first, second) or symbolic(f"-({first})", second):
-            return True
-    else:
-        first, second = prediction, reference
-        if "=" not in reference and (value := _assigned(prediction)) is not None:
-            first = value
-        elif "=" not in prediction and (value := _assigned(reference)) is not None:
-            second = value
-        if (first, second) != (prediction, reference) and math_equal(first, second, symbolic):
-            return True
-    return symbolic(prediction, reference)
+    return structures_equal(prediction, reference, symbolic, partial(math_equal, symbolic=symbolic))
 
 
 def _tidy_in_worker(answer: str, seconds: float) -> str:

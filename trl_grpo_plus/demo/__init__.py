@@ -3,8 +3,9 @@
 It needs no hub and no GPU, and serves as the fixture for everything that wants a policy with something to unlearn.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trl_grpo_plus._lazy import lazy_attributes
 
 _LAZY = {
     "exact_step_reward": "trl_grpo_plus.demo.rewards",
@@ -20,10 +21,4 @@ if TYPE_CHECKING:
     from trl_grpo_plus.demo.problems import make_problems
     from trl_grpo_plus.demo.rewards import exact_step_reward
 
-
-def __getattr__(name: str):
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_attributes(globals(), _LAZY)

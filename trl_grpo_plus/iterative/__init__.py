@@ -1,7 +1,8 @@
 """Iterative GRPO (DeepSeekMath, arXiv 2402.03300, Algorithm 1): the loop, the replay buffer and its checkpoints."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trl_grpo_plus._lazy import lazy_attributes
 
 _LAZY = {
     "CorruptCheckpointError": "trl_grpo_plus.iterative.checkpoint",
@@ -26,10 +27,4 @@ if TYPE_CHECKING:
     from trl_grpo_plus.iterative.reward_model import UpdatableRewardModel
     from trl_grpo_plus.iterative.trainer import IterativeGRPOTrainer
 
-
-def __getattr__(name: str):
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_attributes(globals(), _LAZY)

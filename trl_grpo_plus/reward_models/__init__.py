@@ -1,7 +1,8 @@
 """Process and outcome reward models: scoring, training, labelling."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trl_grpo_plus._lazy import lazy_attributes
 
 _LAZY = {
     "ORMConfig": "trl_grpo_plus.reward_models.orm",
@@ -39,10 +40,4 @@ if TYPE_CHECKING:
     from trl_grpo_plus.reward_models.prm_config import PRMConfig
     from trl_grpo_plus.reward_models.prm_trainer import PRMTrainer
 
-
-def __getattr__(name: str):
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_attributes(globals(), _LAZY)
