@@ -320,7 +320,7 @@ def summarize(
             values["greedy"] = correct[0]
         else:
             values[f"mean@{n}"] = float(np.mean(correct))
-        for k in ks:
+        for k in ks if not single_greedy else ():
             values[f"pass@{k}"] = metrics.pass_at_k(len(group), int(sum(correct)), k)
         if n > 1:
             answers = [r["extracted"] for r in group]
