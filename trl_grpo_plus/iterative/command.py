@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trl_grpo_plus.config_file import model_init_kwargs, parse_config_file, run_from_file
 from trl_grpo_plus.train_command import TrainArguments, TrainError, load_datasets, resolve_function
 
+PROG = "trl-grpo-plus iterate"
 PHASES = ("all", "policy", "label", "reward-model")
 NEW_MODELS = {"new-outcome": "outcome", "new-process": "process"}
 
@@ -53,35 +55,31 @@ class IterateArguments(TrainArguments):
 
 def main(argv: list[str]) -> int:
     """Runs `iterate`; returns the exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    if not argv[0].startswith("-"):
-        argv = ["--config", *argv]
-    try:
+    run: Callable[[], None] | None = None
+
+    def build(argv: list[str]) -> int:
+        nonlocal run
         arguments, config, model_config = parse(argv)
         if arguments.separate_processes and arguments.phase == "all":
             return run_in_processes(argv, arguments, config)
         run = prepare(arguments, config, model_config)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"trl-grpo-plus iterate: {error}", file=sys.stderr)
-        return 2
+        return 0
+
+    code = run_from_file(argv, PROG, USAGE, build)
     # Outside of what is told in one line: an error in training is shown with its traceback.
-    run()
-    return 0
+    if run is not None:
+        run()
+    return code
 
 
 def parse(argv: list[str]):
     """(IterateArguments, IterativeGRPOConfig, ModelConfig) of a command line with `--config FILE`."""
-    from trl import ModelConfig, TrlParser
+    from trl import ModelConfig
 
     from trl_grpo_plus.iterative.config import IterativeGRPOConfig
 
-    parser = TrlParser((IterateArguments, IterativeGRPOConfig, ModelConfig), prog="trl-grpo-plus iterate", usage=USAGE)
-    if "--help-all" in argv:
-        parser.usage = None
-        argv = ["--help"]
-    arguments, config, model_config = parser.parse_args_and_config(argv)
+    types = (IterateArguments, IterativeGRPOConfig, ModelConfig)
+    arguments, config, model_config = parse_config_file(argv, types, PROG, USAGE)
     if arguments.phase not in PHASES:
         raise TrainError(f"phase must be one of {', '.join(PHASES)}, got {arguments.phase!r}.")
     for name, value in (("model_name_or_path", model_config.model_name_or_path), ("dataset", arguments.dataset)):
@@ -176,12 +174,7 @@ def prepare_policy(arguments: IterateArguments, config, model_config) -> Callabl
     tokenizer = AutoTokenizer.from_pretrained(path, revision=model_config.model_revision, padding_side="left")
     train_dataset, eval_dataset = _datasets(arguments, tokenizer, config)
     reward_model, replay = start_reward_model(arguments, config, model_config, train_dataset)
-    config.model_init_kwargs = {
-        "revision": model_config.model_revision,
-        "attn_implementation": model_config.attn_implementation,
-        "dtype": model_config.dtype,
-        **(config.model_init_kwargs or {}),
-    }
+    config.model_init_kwargs = model_init_kwargs(config, model_config)
     trainer = IterativeGRPOTrainer(
         path,
         reward_model,
