@@ -151,7 +151,7 @@ class GRPOPlusConfig(GRPOConfig):
     )
     kl_target_horizon: int = field(
         default=10_000,
-        metadata={"help": "Sequences over which an error of 20 % moves the KL coefficient by 20 %."},
+        metadata={"help": "Sequences over which an error of 20 %% moves the KL coefficient by 20 %%."},
     )
     loss_normalization: str | None = field(
         default=None,

@@ -19,6 +19,7 @@ from trl_grpo_plus.algorithms.advantages import mix_advantages, pad_step_values,
 from trl_grpo_plus.algorithms.kl import AdaptiveKLController
 from trl_grpo_plus.algorithms.steps import last_step_is_complete, split_steps_batch, step_texts
 from trl_grpo_plus.config import GRPOPlusConfig
+from trl_grpo_plus.iterative.checkpoint import load_reference, save_reference
 from trl_grpo_plus.process_rewards import (
     MeanStepReward,
     ProcessRewardFunc,
@@ -185,16 +186,21 @@ class GRPOPlusTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
+        folder = os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.sync_ref_model:
+            save_reference(self, folder)
         if self._steers_kl and self.args.should_save:
-            folder = os.path.join(
-                self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            )
             with open(os.path.join(folder, _KL_STATE), "w") as file:
                 json.dump(self._loss_terms.state_dict(), file)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self._steers_kl and checkpoint is not None:
+        if checkpoint is None:
+            return
+        # Stock TRL starts again from the base model as reference, whatever it had been synchronised to.
+        if self.args.sync_ref_model:
+            load_reference(self, checkpoint)
+        if self._steers_kl:
             path = os.path.join(checkpoint, _KL_STATE)
             if not os.path.exists(path):
                 raise FileNotFoundError(

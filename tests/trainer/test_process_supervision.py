@@ -315,6 +315,29 @@ def test_resumed_run_ends_where_the_whole_run_ends(tiny_policy, tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
+def test_a_synchronised_reference_is_resumed(tiny_policy, tmp_path):
+    def run(output_dir, max_steps, **kwargs):
+        trainer = make_trainer(
+            tiny_policy,
+            output_dir,
+            max_steps=max_steps,
+            beta=0.5,
+            sync_ref_model=True,
+            ref_model_sync_steps=1,
+            save_strategy="steps",
+            save_steps=2,
+            lr_scheduler_type="constant",
+        )
+        trainer.train(**kwargs)
+        return trainer.model.state_dict(), trainer.ref_model.state_dict()
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "parts", 2)
+    resumed = run(tmp_path / "parts", 4, resume_from_checkpoint=True)
+    for part, expected in zip(resumed, whole, strict=True):
+        assert all(torch.equal(part[name], value) for name, value in expected.items())
+
+
 def test_a_plain_grpo_config_is_accepted(tiny_policy, tmp_path):
     args = GRPOConfig(
         output_dir=str(tmp_path),

@@ -134,6 +134,13 @@ def test_functions_are_found_by_name_and_paths_stay_paths(tiny_policy):
     assert resolve_function("org/model", "x") == "org/model"
 
 
+@pytest.mark.parametrize("command", ["train", "iterate", "train-prm"])
+def test_every_field_is_listed(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help-all"])
+    assert stop.value.code == 0 and "--learning_rate" in capsys.readouterr().out
+
+
 def test_the_command_line_alone(capsys):
     done = subprocess.run([sys.executable, "-m", "trl_grpo_plus.cli"], capture_output=True, text=True)
     assert done.returncode == 2 and "train" in done.stdout
