@@ -180,6 +180,18 @@ def _tells(steps: list[ExampleStep]) -> tuple[float, ...]:
     return (max(scores) - min(scores), sum(scores) / len(scores), is_amid, max(advantages))
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model of this size makes threads wait more than compute; and one thread gives the same sums anywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def train_demo_policy(
     supervision: str,
     num_steps: int,
