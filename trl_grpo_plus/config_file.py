@@ -18,8 +18,14 @@ def run_from_file(argv: list[str], prog: str, usage: str, run: Callable[[list[st
     try:
         return run(argv if argv[0].startswith("-") else ["--config", *argv])
     except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {one_line(error)}", file=sys.stderr)
         return 2
+
+
+def one_line(error: Exception) -> str:
+    """An error for a terminal: transformers and datasets write whole paragraphs."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def parse_config_file(argv: list[str], dataclass_types: tuple[type, ...], prog: str, usage: str) -> tuple:

@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trl_grpo_plus.config_file import one_line
 
-class UsageError(Exception):
+
+class UsageError(ValueError):
     """A mistake in the command line or in a file that it names; the text is one line for the user."""
 
 
@@ -14,12 +16,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         raise UsageError(message)
-
-
-def one_line(error: Exception) -> str:
-    """An error for a terminal: transformers and datasets write whole paragraphs."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def load_rows(source: str, split: str = "train", config: str | None = None, limit: int | None = None) -> Any:

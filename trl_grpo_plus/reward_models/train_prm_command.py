@@ -1,11 +1,9 @@
 """`trl-grpo-plus train-prm CONFIG.yaml`: train a process reward model from a file."""
 
-import contextlib
-import io
-import sys
 from dataclasses import dataclass, field
 
-from trl_grpo_plus.reward_models._cli import UsageError, load_rows, one_line
+from trl_grpo_plus.config_file import model_init_kwargs, parse_config_file, run_from_file
+from trl_grpo_plus.reward_models._cli import UsageError, load_rows
 
 PROG = "trl-grpo-plus train-prm"
 USAGE = """usage: trl-grpo-plus train-prm CONFIG.yaml [--FIELD VALUE ...]
@@ -43,41 +41,26 @@ class PRMTrainArguments:
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns 0, or 2 for a user's mistake (one line on stderr)."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    if not argv[0].startswith("-"):
-        argv = ["--config", *argv]
-    try:
-        arguments, config, model_config = _parse(argv)
-        trainer = build_trainer(arguments, config, model_config)
-    except UsageError as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
-        return 2
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"{PROG}: {one_line(error)}", file=sys.stderr)
-        return 2
-    _train(trainer)
-    return 0
+    trainer = None
+
+    def build(argv: list[str]) -> int:
+        nonlocal trainer
+        trainer = build_trainer(*_parse(argv))
+        return 0
+
+    code = run_from_file(argv, PROG, USAGE, build)
+    # Outside of what is told in one line: an error in training is shown with its traceback.
+    if trainer is not None:
+        _train(trainer)
+    return code
 
 
 def _parse(argv: list[str]):
-    from trl import ModelConfig, TrlParser
+    from trl import ModelConfig
 
     from trl_grpo_plus.reward_models.prm_config import PRMConfig
 
-    parser = TrlParser((PRMTrainArguments, PRMConfig, ModelConfig), prog=PROG, usage=USAGE)
-    if "--help-all" in argv:
-        parser.usage = None
-        parser.print_help()
-        raise SystemExit(0)
-    # argparse leaves the process with its usage; the last line of it is the mistake.
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return parser.parse_args_and_config(argv)
-    except SystemExit as error:
-        raise UsageError(complaint.getvalue().strip().splitlines()[-1].removeprefix(f"{PROG}: error: ")) from error
+    return parse_config_file(argv, (PRMTrainArguments, PRMConfig, ModelConfig), PROG, USAGE)
 
 
 def build_trainer(arguments: PRMTrainArguments, config, model_config):
@@ -106,12 +89,7 @@ def build_trainer(arguments: PRMTrainArguments, config, model_config):
         train = train.select(range(min(arguments.max_train_samples, len(train))))
     if arguments.max_eval_samples is not None and held_out is not None:
         held_out = held_out.select(range(min(arguments.max_eval_samples, len(held_out))))
-    config.model_init_kwargs = {
-        "revision": model_config.model_revision,
-        "attn_implementation": model_config.attn_implementation,
-        "dtype": model_config.dtype or "float32",
-        **(config.model_init_kwargs or {}),
-    }
+    config.model_init_kwargs = model_init_kwargs(config, model_config, "float32")
     return PRMTrainer(
         model_config.model_name_or_path,
         args=config,
