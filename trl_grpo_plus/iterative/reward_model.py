@@ -99,7 +99,23 @@ class UpdatableRewardModel(ABC):
         return [[score] for score in self(**columns)]
 
 
-class ProcessAdapter(UpdatableRewardModel):
+class _OwnedModel(UpdatableRewardModel):
+    """One whose weights are those of `self.reward_model`, a scorer of this package."""
+
+    def state_dict(self):
+        return self.reward_model.model.state_dict()
+
+    def load_state_dict(self, state):
+        self.reward_model.model.load_state_dict(state)
+
+    def save_pretrained(self, directory):
+        self.reward_model.save_pretrained(directory)
+
+    def to(self, device):
+        self.reward_model.to(device)
+
+
+class ProcessAdapter(_OwnedModel):
     """A [`ProcessRewardModel`], trained with [`PRMTrainer`] on step labels.
 
     Raises:
@@ -146,20 +162,8 @@ class ProcessAdapter(UpdatableRewardModel):
             options,
         )
 
-    def state_dict(self):
-        return self.reward_model.model.state_dict()
 
-    def load_state_dict(self, state):
-        self.reward_model.model.load_state_dict(state)
-
-    def save_pretrained(self, directory):
-        self.reward_model.save_pretrained(directory)
-
-    def to(self, device):
-        self.reward_model.to(device)
-
-
-class OutcomeAdapter(UpdatableRewardModel):
+class OutcomeAdapter(_OwnedModel):
     """An [`OutcomeRewardModel`], trained with [`ORMTrainer`] on verdicts or with TRL's `RewardTrainer` on pairs.
 
     Raises:
@@ -216,18 +220,6 @@ class OutcomeAdapter(UpdatableRewardModel):
             optimizer_state,
             options,
         )
-
-    def state_dict(self):
-        return self.reward_model.model.state_dict()
-
-    def load_state_dict(self, state):
-        self.reward_model.model.load_state_dict(state)
-
-    def save_pretrained(self, directory):
-        self.reward_model.save_pretrained(directory)
-
-    def to(self, device):
-        self.reward_model.to(device)
 
 
 def make_pairs(samples: Dataset, seed: int) -> Dataset | None:
