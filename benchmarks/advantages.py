@@ -6,7 +6,7 @@
 
 Without `--tokenizer`, a byte-level BPE of about 30,000 pieces is trained on generated text. Every completion has
 exactly the given number of tokens and ends each step with a newline. Peer and subject alternate in one process; the
-ratio is that of their medians.
+ratio is that of the medians of their processor times.
 """
 
 from __future__ import annotations
@@ -83,24 +83,23 @@ def medians(repeats: int, *functions: Callable[[], object]) -> list[float]:
     times: list[list[float]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
         for function, seconds in zip(functions, times, strict=True):
-            start = time.perf_counter()
+            start = time.process_time()
             function()
             if repeat:
-                seconds.append(time.perf_counter() - start)
+                seconds.append(time.process_time() - start)
     return [statistics.median(seconds) for seconds in times]
 
 
-def measure(tokenizer, batch: list[list[int]], T: int, repeats: int) -> tuple[float, float, float, float]:
-    """Seconds of batch_decode, split and advantages, and the mean number of steps."""
+def measure(tokenizer, batch: list[list[int]], T: int, repeats: int) -> list[float]:
+    """Processor seconds of batch_decode, split and advantages."""
     ends = split_steps_batch(batch, tokenizer)
     rewards = [[float((i + j) % 3) / 2 for j in range(len(row))] for i, row in enumerate(ends)]
-    decode, split, advantages = medians(
+    return medians(
         repeats,
         lambda: tokenizer.batch_decode(batch, skip_special_tokens=True),
         lambda: split_steps_batch(batch, tokenizer),
         lambda: process_advantages(rewards, ends, GROUP_SIZE, T),
     )
-    return decode, split, advantages, sum(map(len, ends)) / len(ends)
 
 
 def main() -> None:
@@ -132,35 +131,30 @@ def main() -> None:
         B, T = args.completions, args.tokens
         sizes = {
             "the batch": (B, T),
-            "half the completions": (B // 2, T),
-            "twice the completions": (2 * B, T),
-            "half the tokens": (B, T // 2),
-            "twice the tokens": (B, 2 * T),
+            "half B": (B // 2, T),
+            "twice B": (2 * B, T),
+            "half T": (B, T // 2),
+            "twice T": (B, 2 * T),
         }
         batches = {label: make_batch(rng, lines, newline, b, t, args.steps) for label, (b, t) in sizes.items()}
-        start = time.perf_counter()
+        start = time.process_time()
         split_steps_batch(batches["the batch"], tokenizer)
-        cold = time.perf_counter() - start
+        cold = time.process_time() - start
 
-    table = Table(title=f"{name}, {len(tokenizer):,} pieces", caption="growth: time / time of the batch")
-    for column in ("", "B", "T", "steps", "decode s", "split s", "advantages s", "split / decode", "adv. / decode"):
+    table = Table(title=f"{name}, {len(tokenizer):,} pieces", caption="growth: processor time / that of the batch")
+    for column in ("", "B x T", "split / decode", "adv. / decode", "split growth", "adv. growth"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_column("growth of split")
-    table.add_column("growth of adv.")
     base: tuple[float, float] | None = None
     for label, (b, t) in sizes.items():
         with console.status(f"Timing {label}"):
-            decode, split, advantages, steps = measure(tokenizer, batches[label], t, args.repeats)
+            decode, split, advantages = measure(tokenizer, batches[label], t, args.repeats)
         base = base or (split, advantages)
         ratios = (split / decode, advantages / decode)
         if label == "the batch":
             result = ratios
         table.add_row(
             label,
-            f"{b:,}",
-            f"{t:,}",
-            f"{steps:.1f}",
-            *(f"{seconds:.4f}" for seconds in (decode, split, advantages)),
+            f"{b:,} x {t:,}",
             *(f"{ratio:.3f}" for ratio in ratios),
             f"{split / base[0]:.2f}",
             f"{advantages / base[1]:.2f}",
