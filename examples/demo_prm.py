@@ -85,12 +85,14 @@ def train_prm(labels, policy, tokenizer, output_dir: Path, num_steps: int, seed:
     return ProcessRewardModel.from_pretrained(output_dir, batch_size=512)
 
 
-def quickstart(name: str, reward, steps: int, seed: int, output_dir: Path, console: Console) -> Run:
+def quickstart(name: str, reward, credit: str, steps: int, seed: int, output_dir: Path, console: Console) -> Run:
     with Progress(console=console) as progress, quiet():
         task = progress.add_task(f"GRPO on {name}", total=steps)
-        return train_demo_policy(
-            "process", steps, seed, output_dir, reward, lambda step, _: progress.update(task, completed=step)
-        )
+
+        def show(step: int, reward: float) -> None:
+            progress.update(task, completed=step)
+
+        return train_demo_policy("process", steps, seed, output_dir, reward, show, credit)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,10 +157,14 @@ def main(argv: list[str] | None = None) -> int:
 
     if args.steps:
         runs = {
-            "the PRM": quickstart("the PRM", prm, args.steps, args.seed, args.output_dir / "policy-prm", console),
+            # The sum form pays for leaving steps out, which a learned model lets a policy find.
+            "the PRM": quickstart(
+                "the PRM", prm, "min", args.steps, args.seed, args.output_dir / "policy-prm", console
+            ),
             "the exact checker": quickstart(
                 "the exact checker",
                 exact_step_reward,
+                "sum",
                 args.steps,
                 args.seed,
                 args.output_dir / "policy-exact",

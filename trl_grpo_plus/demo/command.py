@@ -51,6 +51,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "solution), the dotted path of a function, or the directory of a process reward model",
     )
     parser.add_argument(
+        "--credit",
+        choices=["sum", "min", "mean"],
+        help="how a token is charged with later steps (default: min with a process reward model, which the sum lets a "
+        "policy game; else sum)",
+    )
+    parser.add_argument(
         "--steps", type=_positive, default=DEFAULT_STEPS, help="optimizer steps (default: %(default)s)"
     )
     parser.add_argument("--seed", type=_natural, default=0, help="seed of the run (default: %(default)s)")
@@ -69,6 +75,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             "the curves need matplotlib: pip install 'trl-grpo-plus[plots]', or leave them out with --no-plot"
         )
     args.process_reward = args.process_reward or "arithmetic"
+    args.credit = args.credit or ("min" if Path(args.process_reward).is_dir() else "sum")
     args.process_reward_func = None if args.supervision == "outcome" else _process_reward(args.process_reward)
     return args
 
@@ -145,6 +152,7 @@ def _run(args: argparse.Namespace) -> int:
             args.output_dir,
             args.process_reward_func,
             on_step=lambda step, reward: progress.update(task, completed=step, reward=f"{reward:.2f}"),
+            credit=args.credit,
         )
     if args.supervision != "outcome":
         run.settings["process_reward"] = args.process_reward

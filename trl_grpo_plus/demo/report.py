@@ -40,7 +40,8 @@ def example_table(run: Run) -> Table:
     if run.settings["supervision"] == "outcome":
         table.caption = "one advantage for all tokens: the final answer's"
     else:
-        table.caption = "the sum of its own and all later steps' normalised scores"
+        form = {"sum": "sum", "min": "soft minimum", "mean": "mean"}[run.settings["credit_assignment"]]
+        table.caption = f"the {form} of its own and all later steps' normalised scores"
         if run.settings["supervision"] == "both":
             table.caption += ", and the final answer's"
     table.caption_justify = "left"

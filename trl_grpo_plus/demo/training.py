@@ -199,6 +199,7 @@ def train_demo_policy(
     output_dir: Path,
     process_reward_func: Callable | None = None,
     on_step: Callable[[int, float], None] = lambda step, reward: None,
+    credit: str = "sum",
 ) -> Run:
     """Trains the demo policy and saves it under `output_dir/policy`.
 
@@ -209,9 +210,11 @@ def train_demo_policy(
         seed: of the training problems and the sampling. The held-out problems are always the same.
         process_reward_func: scores steps; not used with `"outcome"`.
         on_step: called with the step and the mean outcome reward of its batch.
+        credit: `credit_assignment` of the trainer: `"sum"`, `"min"` or `"mean"`.
     """
     start = time.monotonic()
-    run = Run({"supervision": supervision, "steps": num_steps, "seed": seed, "learning_rate": LEARNING_RATE})
+    settings = {"supervision": supervision, "steps": num_steps, "seed": seed, "learning_rate": LEARNING_RATE}
+    run = Run({**settings, "credit_assignment": credit})
     tokenizer, policy = load_demo_tokenizer(), load_demo_policy()
     args = GRPOPlusConfig(
         output_dir=str(output_dir),
@@ -225,6 +228,7 @@ def train_demo_policy(
         # the supervised training.
         warmup_steps=int(WARMUP_RATIO * num_steps),
         lr_scheduler_type="linear",
+        credit_assignment=credit,
         beta=0.0,
         # With weight 0 the outcome reward is only watched.
         outcome_weight=0.0 if supervision == "process" else 1.0,
