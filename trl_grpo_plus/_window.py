@@ -24,8 +24,7 @@ class OptimizerWindow:
     first loss is computed, and gives each sequence its weight.
 
     This is no more generation than before: the policy does not change inside a window. What the window prepares is
-    what
-    TRL's `_prepare_inputs` returns step by step, so `steps_per_generation` may be equal to, above or below
+    what TRL's `_prepare_inputs` returns step by step, so `steps_per_generation` may be equal to, above or below
     `gradient_accumulation_steps`, and the last window of an epoch may be short.
 
     Args:
