@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from trl_grpo_plus._ranks import end_process_group
+
 # name -> (module, one line of help). Each module has `main(argv: list[str]) -> int`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("trl_grpo_plus.demo.command", "see process supervision learn, offline, in minutes"),
@@ -33,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"trl-grpo-plus: no command {argv[0]!r}\n\n{_usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[argv[0]]
-    return importlib.import_module(module).main(argv[1:])
+    code = importlib.import_module(module).main(argv[1:])
+    end_process_group()
+    return code
 
 
 def _usage() -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("worker.py")
 
 
 def launch(script: Path, *arguments: str, num_processes: int = 2, timeout: float = 300) -> str:
@@ -15,7 +16,7 @@ def launch(script: Path, *arguments: str, num_processes: int = 2, timeout: float
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--nproc_per_node", str(num_processes), "--master_addr", "127.0.0.1", "--master_port", str(port)]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(WORKER), str(script), *arguments]
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
