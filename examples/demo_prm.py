@@ -8,23 +8,25 @@ On synthetic word problems the true slip is known, so every stage can be held ag
    the step's label (`label_steps_by_rollout`);
 2. a tiny process reward model learns these labels (`PRMTrainer`, on the demo policy's layers and two new ones);
 3. its scores are compared with the true steps of held-out problems;
-4. the demo policy is trained with GRPO on its scores, and, to compare, on the exact step checker.
+4. the quickstart is run on its scores and, to compare, on the exact step checker.
 """
 
 import argparse
 import json
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForTokenClassification, set_seed
 
 from trl_grpo_plus import PRMConfig, PRMTrainer, ProcessRewardModel, label_steps_by_rollout
 from trl_grpo_plus.demo import exact_step_reward, load_demo_policy, load_demo_tokenizer, make_problems
-from trl_grpo_plus.demo.training import Run, quiet, train_demo_policy
+from trl_grpo_plus.demo.command import DEFAULT_STEPS
+from trl_grpo_plus.demo.training import Accuracy, quiet
 from trl_grpo_plus.reward_models import sample_completions
 from trl_grpo_plus.reward_models.metrics import step_metrics
 
@@ -85,14 +87,32 @@ def train_prm(labels, policy, tokenizer, output_dir: Path, num_steps: int, seed:
     return ProcessRewardModel.from_pretrained(output_dir, batch_size=512)
 
 
-def quickstart(name: str, reward, credit: str, steps: int, seed: int, output_dir: Path, console: Console) -> Run:
-    with Progress(console=console) as progress, quiet():
-        task = progress.add_task(f"GRPO on {name}", total=steps)
-
-        def show(step: int, reward: float) -> None:
-            progress.update(task, completed=step)
-
-        return train_demo_policy("process", steps, seed, output_dir, reward, show, credit)
+def quickstarts(process_rewards: list[str], output_dir: Path, steps: int, seed: int) -> list[dict]:
+    """Runs the quickstart on each process reward, side by side since it needs one core; the first one shows itself.
+    Returns the contents of their results.json."""
+    runs = []
+    for name in process_rewards:
+        directory = output_dir / f"quickstart-{Path(name).name}"
+        directory.mkdir(parents=True, exist_ok=True)
+        options = [
+            "--process-reward",
+            name,
+            "--steps",
+            str(steps),
+            "--seed",
+            str(seed),
+            "--output-dir",
+            str(directory),
+        ]
+        output = None if not runs else (directory / "output.txt").open("w")
+        command = [sys.executable, "-m", "trl_grpo_plus.cli", "quickstart", *options, "--no-plot"]
+        runs.append((directory, subprocess.Popen(command, stdout=output, stderr=output)))
+    for directory, process in runs:
+        if process.wait():
+            for _, other in runs:
+                other.terminate()
+            sys.exit(f"the quickstart in {directory} failed (exit code {process.returncode})")
+    return [json.loads((directory / "results.json").read_text()) for directory, _ in runs]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,7 +126,10 @@ def main(argv: list[str] | None = None) -> int:
         "--prm-steps", type=int, default=2600, help="optimizer steps of the PRM (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=80, help="optimizer steps of the policy; 0: none (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        help="optimizer steps of the policy; 0: none (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
@@ -156,28 +179,15 @@ def main(argv: list[str] | None = None) -> int:
     }
 
     if args.steps:
-        runs = {
-            # The sum form pays for leaving steps out, which a learned model lets a policy find.
-            "the PRM": quickstart(
-                "the PRM", prm, "min", args.steps, args.seed, args.output_dir / "policy-prm", console
-            ),
-            "the exact checker": quickstart(
-                "the exact checker",
-                exact_step_reward,
-                "sum",
-                args.steps,
-                args.seed,
-                args.output_dir / "policy-exact",
-                console,
-            ),
-        }
+        names = ("the PRM", "the exact checker")
+        runs = quickstarts([str(args.output_dir / "prm"), "exact"], args.output_dir, args.steps, args.seed)
         table = Table(title="Accuracy on 500 held-out problems, sampled, 95 % interval", title_justify="left")
-        for column in ("GRPO on the scores of", "before", "after", "gain in points"):
+        for column in ("GRPO on", "before", "after", "gain"):
             table.add_column(column)
-        for name, run in runs.items():
-            before, after = run.evaluations[0].sampled, run.evaluations[-1].sampled
-            table.add_row(name, str(before), str(after), f"{run.gain:.1f}")
-            report[name] = {"before": vars(before), "after": vars(after), "gain": run.gain}
+        for name, run in zip(names, runs, strict=True):
+            before, after = (Accuracy(**run["evaluations"][i]["sampled"]) for i in (0, -1))
+            table.add_row(name, str(before), str(after), f"{run['gain']:.1f}")
+            report[name] = {"before": vars(before), "after": vars(after), "gain": run["gain"]}
         console.print(table)
     report["seconds"]["all"] = time.monotonic() - start
     (args.output_dir / "results.json").write_text(json.dumps(report, indent=2) + "\n")

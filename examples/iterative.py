@@ -37,7 +37,7 @@ def main():
         per_device_train_batch_size=32 if small else 8,
         gradient_accumulation_steps=1 if small else 8,
         max_completion_length=48 if small else 512,
-        credit_assignment="min",  # a completion is worth its worst step: harder to game than the paper's sum
+        credit_assignment="min",  # a completion is worth its worst step: leaving steps out gains nothing
         reward_model_learning_rate=1e-3 if small else 2e-5,
         reward_model_batch_size=32,
         replay_fraction=0.1,  # a tenth of each update is history

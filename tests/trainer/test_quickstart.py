@@ -97,7 +97,9 @@ def test_process_reward_model_by_directory(tmp_path, capsys, monkeypatch):
     training.load_demo_tokenizer().save_pretrained(tmp_path / "prm")
     argv = ["--process-reward", str(tmp_path / "prm"), "--steps", "1", "--no-plot", "--output-dir", str(tmp_path)]
     assert main(argv) == 0
-    scores = [step["score"] for step in json.loads((tmp_path / "results.json").read_text())["example"]]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["settings"]["beta"] == 0.04
+    scores = [step["score"] for step in results["example"]]
     assert all(0 < score < 1 for score in scores) and len(set(scores)) == len(scores)
 
 
@@ -107,6 +109,8 @@ def test_process_reward_model_by_directory(tmp_path, capsys, monkeypatch):
         (["--supervision", "steps"], "--supervision: invalid choice: 'steps'"),
         (["--steps", "0"], "--steps: must be a whole number of at least 1, got '0'"),
         (["--steps", "many"], "--steps: must be a whole number of at least 1, got 'many'"),
+        (["--beta", "-0.1"], "--beta: must be a number of at least 0, got '-0.1'"),
+        (["--beta", "nan"], "--beta: must be a number of at least 0, got 'nan'"),
         (["--seed", "-1"], "--seed: must be a whole number of at least 0, got '-1'"),
         (["--process-reward", "no.such.function"], "neither 'arithmetic' nor 'exact', nor a directory"),
         (["--process-reward", "math.pi"], "is a float, not a function"),

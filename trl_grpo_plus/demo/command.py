@@ -11,6 +11,7 @@ from pathlib import Path
 PROG = "trl-grpo-plus quickstart"
 SUPERVISIONS = {"process": "process", "outcome": "outcome", "both": "process and outcome"}
 DEFAULT_STEPS = 120
+BETA_WITH_REWARD_MODEL = 0.04  # DeepSeekMath §4.2
 
 
 class _UsageError(Exception):
@@ -53,8 +54,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--credit",
         choices=["sum", "min", "mean"],
-        help="how a token is charged with later steps (default: min with a process reward model, which the sum lets a "
-        "policy game; else sum)",
+        default="sum",
+        help="how a token is charged with later steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--beta",
+        type=_coefficient,
+        help="coefficient of the KL from the untrained policy (default: the paper's 0.04 with a process reward model, "
+        "whose errors the policy would find; else 0)",
     )
     parser.add_argument(
         "--steps", type=_positive, default=DEFAULT_STEPS, help="optimizer steps (default: %(default)s)"
@@ -75,8 +82,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             "the curves need matplotlib: pip install 'trl-grpo-plus[plots]', or leave them out with --no-plot"
         )
     args.process_reward = args.process_reward or "arithmetic"
-    args.credit = args.credit or ("min" if Path(args.process_reward).is_dir() else "sum")
     args.process_reward_func = None if args.supervision == "outcome" else _process_reward(args.process_reward)
+    if args.beta is None:
+        args.beta = BETA_WITH_REWARD_MODEL if hasattr(args.process_reward_func, "score") else 0.0
     return args
 
 
@@ -91,6 +99,16 @@ def _natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
     return int(text)
+
+
+def _coefficient(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return value
 
 
 def _process_reward(name: str) -> Callable:
@@ -153,6 +171,7 @@ def _run(args: argparse.Namespace) -> int:
             args.process_reward_func,
             on_step=lambda step, reward: progress.update(task, completed=step, reward=f"{reward:.2f}"),
             credit=args.credit,
+            beta=args.beta,
         )
     if args.supervision != "outcome":
         run.settings["process_reward"] = args.process_reward

@@ -200,6 +200,7 @@ def train_demo_policy(
     process_reward_func: Callable | None = None,
     on_step: Callable[[int, float], None] = lambda step, reward: None,
     credit: str = "sum",
+    beta: float = 0.0,
 ) -> Run:
     """Trains the demo policy and saves it under `output_dir/policy`.
 
@@ -211,10 +212,11 @@ def train_demo_policy(
         process_reward_func: scores steps; not used with `"outcome"`.
         on_step: called with the step and the mean outcome reward of its batch.
         credit: `credit_assignment` of the trainer: `"sum"`, `"min"` or `"mean"`.
+        beta: coefficient of the KL from the untrained policy in the loss.
     """
     start = time.monotonic()
     settings = {"supervision": supervision, "steps": num_steps, "seed": seed, "learning_rate": LEARNING_RATE}
-    run = Run({**settings, "credit_assignment": credit})
+    run = Run({**settings, "credit_assignment": credit, "beta": beta})
     tokenizer, policy = load_demo_tokenizer(), load_demo_policy()
     args = GRPOPlusConfig(
         output_dir=str(output_dir),
@@ -229,7 +231,7 @@ def train_demo_policy(
         warmup_steps=int(WARMUP_RATIO * num_steps),
         lr_scheduler_type="linear",
         credit_assignment=credit,
-        beta=0.0,
+        beta=beta,
         # With weight 0 the outcome reward is only watched.
         outcome_weight=0.0 if supervision == "process" else 1.0,
         use_cpu=True,
