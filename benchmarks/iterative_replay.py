@@ -90,20 +90,19 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--samples", type=int, default=320, help="new samples in an update")
     parser.add_argument("--temperature", type=float, default=0.3)
-    args = parser.parse_args()
     # What make_config and make_start of the other benchmark read besides.
-    for name, value in {
-        "steps": 1,
-        "learning_rate": 1e-4,
-        "beta": 0.0,
-        "batch": 64,
-        "group": 8,
-        "problems": 1000,
-        "reward_model_learning_rate": 0.02,
-        "reward_model_epochs": 5,
-        "initial_samples": 2048,
-    }.items():
-        setattr(args, name, value)
+    parser.set_defaults(
+        steps=1,
+        learning_rate=1e-4,
+        beta=0.0,
+        batch=64,
+        group=8,
+        problems=1000,
+        reward_model_learning_rate=0.02,
+        reward_model_epochs=5,
+        initial_samples=2048,
+    )
+    args = parser.parse_args()
     torch.set_num_threads(1)
     curves = {fraction: [] for fraction in FRACTIONS}
     with tempfile.TemporaryDirectory() as name:

@@ -93,20 +93,10 @@ def quickstarts(process_rewards: list[str], output_dir: Path, steps: int, seed: 
     runs = []
     for name in process_rewards:
         directory = output_dir / f"quickstart-{Path(name).name}"
-        directory.mkdir(parents=True, exist_ok=True)
-        options = [
-            "--process-reward",
-            name,
-            "--steps",
-            str(steps),
-            "--seed",
-            str(seed),
-            "--output-dir",
-            str(directory),
-        ]
-        output = None if not runs else (directory / "output.txt").open("w")
-        command = [sys.executable, "-m", "trl_grpo_plus.cli", "quickstart", *options, "--no-plot"]
-        runs.append((directory, subprocess.Popen(command, stdout=output, stderr=output)))
+        options = {"--process-reward": name, "--steps": steps, "--seed": seed, "--output-dir": directory}
+        command = [sys.executable, "-m", "trl_grpo_plus.cli", "quickstart", "--no-plot"]
+        command += [str(part) for option in options.items() for part in option]
+        runs.append((directory, subprocess.Popen(command, stdout=subprocess.DEVNULL if runs else None)))
     for directory, process in runs:
         if process.wait():
             for _, other in runs:

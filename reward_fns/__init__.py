@@ -1,7 +1,8 @@
 """Math rewards and grading for GRPO: usable from plain TRL, without torch, trl or trl_grpo_plus."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from reward_fns._lazy import lazy_attributes
 
 _LAZY = {
     "FormatReward": "reward_fns.rewards",
@@ -47,14 +48,4 @@ if TYPE_CHECKING:
     from reward_fns.rewards import FormatReward, GSM8KReward, MathReward, format_reward, gsm8k_reward, math_reward
     from reward_fns.step_arithmetic import StepArithmeticReward, step_arithmetic_reward
 
-
-def __getattr__(name: str):
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted([*globals(), *_LAZY])
+__getattr__, __dir__ = lazy_attributes(globals(), _LAZY)

@@ -847,10 +847,9 @@ def _read_relation(text: str, depth: int) -> Answer | None:
                 return Answer("false", text)
             if not ops:
                 return _read_value(parts[0], depth)
-    ops = ["=" if op in ("\\equiv", "\\sim", "\\cong") and op == "\\equiv" else op for op in ops]
+    ops = ["=" if op == "\\equiv" else op for op in ops]
     if ops[-1] == "\\in" and not parts[0].startswith("-"):
-        answer = _read(parts[-1], depth + 1)
-        return answer
+        return _read(parts[-1], depth + 1)
     if any(op in ("\\in", "\\sim", "\\cong") for op in ops):
         return _number(text)
     if all(op == "=" for op in ops):

@@ -31,6 +31,7 @@ __all__ = [
     "numeric",
     "provably_different",
     "provably_varies",
+    "substituted",
 ]
 
 MAX_BITS = 40_000
@@ -442,14 +443,15 @@ def _unrolled(tree: tuple) -> tuple | None:
     count = int(high[1] - low[1]) + 1
     if not 1 <= count <= MAX_UNROLLED:
         return None
-    terms = [_substituted(body, index, ("n", low[1] + k)) for k in range(count)]
+    terms = [substituted(body, index, ("n", low[1] + k)) for k in range(count)]
     return terms[0] if count == 1 else ("+" if name == "sum" else "*", *terms)
 
 
-def _substituted(tree, old: tuple, new: tuple):
+def substituted(tree, old: tuple, new: tuple):
+    """The tree with every part that is `old` replaced by `new`."""
     if tree == old:
         return new
-    return tuple(_substituted(part, old, new) for part in tree) if isinstance(tree, tuple) else tree
+    return tuple(substituted(part, old, new) for part in tree) if isinstance(tree, tuple) else tree
 
 
 def _has_opaque(a: Form) -> bool:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from .clean import words
-from .exact import Refused, Unsupported
+from .exact import Refused, Unsupported, substituted
 
 __all__ = ["MAX_DIGITS", "MAX_LENGTH", "Token", "parse_expression", "tokenize"]
 
@@ -85,12 +85,6 @@ def tokenize(text: str) -> list[Token]:
 
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _END = Token("end", "", False, 0, 0)
-
-
-def _renamed(tree, old: tuple, new: tuple):
-    if tree == old:
-        return new
-    return tuple(_renamed(part, old, new) for part in tree) if isinstance(tree, tuple) else tree
 
 
 class _Parser:
@@ -440,7 +434,7 @@ class _Parser:
         if name == "int":
             raise Unsupported("integral")
         bound = ("v", f"bound {self.depth}")
-        return ("fn", name, bound, low, high, _renamed(body, variable, bound))
+        return ("fn", name, bound, low, high, substituted(body, variable, bound))
 
     def styled(self, style: str) -> tuple:
         """A decorated name such as `\\vec{v}` or `\\overline{AB}`: one variable of its own."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trl_grpo_plus._lazy import lazy_attributes
+from reward_fns._lazy import lazy_attributes
 
 __version__ = "0.1.0"
 

@@ -6,20 +6,25 @@ import sys
 from collections.abc import Callable
 
 
-def run_from_file(argv: list[str], prog: str, usage: str, run: Callable[[list[str]], int]) -> int:
-    """Shows the usage, or calls `run` with `CONFIG.yaml ...` turned into `--config CONFIG.yaml ...`.
+def run_from_file(
+    argv: list[str], prog: str, usage: str, prepare: Callable[[list[str]], Callable[[], int | None]]
+) -> int:
+    """Shows the usage, or prepares a run with `CONFIG.yaml ...` turned into `--config CONFIG.yaml ...`, and runs it.
+
+    A user's mistake in preparing is told on stderr in one line. What goes wrong in the run itself keeps its traceback.
 
     Returns:
-        The exit code: of `run`, or 2 after a user's mistake, which is told on stderr in one line.
+        The exit code: what the run returns (None is 0), or 2 after a mistake.
     """
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         return 0 if argv else 2
     try:
-        return run(argv if argv[0].startswith("-") else ["--config", *argv])
+        run = prepare(argv if argv[0].startswith("-") else ["--config", *argv])
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"{prog}: {one_line(error)}", file=sys.stderr)
         return 2
+    return run() or 0
 
 
 def one_line(error: Exception) -> str:

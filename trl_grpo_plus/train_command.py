@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from trl_grpo_plus.config_file import model_init_kwargs, parse_config_file, run_from_file
@@ -54,17 +55,10 @@ class TrainError(ValueError):
 def main(argv: list[str]) -> int:
     """Runs `train`; returns the exit code."""
 
-    def run(argv: list[str]) -> int:
-        nonlocal built
-        built = build_trainer(*parse(argv))
-        return 0
+    def prepare(argv: list[str]):
+        return partial(train, *build_trainer(*parse(argv)))
 
-    built = None
-    code = run_from_file(argv, PROG, USAGE, run)
-    # Outside of what is told in one line: an error in training is shown with its traceback.
-    if built is not None:
-        train(*built)
-    return code
+    return run_from_file(argv, PROG, USAGE, prepare)
 
 
 def parse(argv: list[str]):

@@ -99,8 +99,27 @@ def test_process_reward_model_by_directory(tmp_path, capsys, monkeypatch):
     assert main(argv) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["beta"] == 0.04
+    assert "kl" in json.loads((tmp_path / "trainer_state.json").read_text())["log_history"][0]
     scores = [step["score"] for step in results["example"]]
     assert all(0 < score < 1 for score in scores) and len(set(scores)) == len(scores)
+
+
+def test_credit_and_beta_reach_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "NUM_EVALUATIONS", 1)
+    monkeypatch.setattr(training, "NUM_HELD_OUT_PROBLEMS", 20)
+    advantages = {}
+    for credit, beta in (("sum", "0"), ("min", "0.1"), ("mean", "0")):
+        directory = tmp_path / credit
+        argv = ["--credit", credit, "--beta", beta, "--steps", "1", "--no-plot", "--output-dir", str(directory)]
+        assert main(argv) == 0
+        example = json.loads((directory / "results.json").read_text())["example"]
+        advantages[credit] = [step["advantages"][0] for step in example if step["score"] is not None]
+        logs = json.loads((directory / "trainer_state.json").read_text())["log_history"]
+        assert ("kl" in logs[0]) == (beta != "0")
+    total, mean = advantages["sum"], advantages["mean"]
+    # The mean form is the sum divided by the number of scored steps to go.
+    assert mean == pytest.approx([value / (len(total) - j) for j, value in enumerate(total)], abs=1e-5)
+    assert advantages["min"] != pytest.approx(total, abs=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -123,18 +123,8 @@ def test_reward_models_from_a_directory_rank_the_samples(demo, tmp_path):
 
 def test_a_file_cut_anywhere_is_resumed_to_identical_results(demo, tmp_path):
     whole = tmp_path / "whole"
-    sampling = (
-        "--limit",
-        "6",
-        "--samples",
-        "2",
-        "--temperature",
-        "1.0",
-        "--no-plots",
-        "--no-page",
-        "--batch-size",
-        "7",
-    )
+    options = "--limit 6 --samples 2 --temperature 1.0 --no-plots --no-page --batch-size 7"
+    sampling = options.split()
     assert main(arguments(demo, whole, *sampling)) == 0
     expected = lines(whole / "samples.jsonl")
     metrics = json.loads((whole / "results.json").read_text())["models"]["model"]["metrics"]

@@ -5,7 +5,7 @@ It needs no hub and no GPU, and serves as the fixture for everything that wants 
 
 from typing import TYPE_CHECKING
 
-from trl_grpo_plus._lazy import lazy_attributes
+from reward_fns._lazy import lazy_attributes
 
 _LAZY = {
     "exact_step_reward": "trl_grpo_plus.demo.rewards",

@@ -55,21 +55,16 @@ class IterateArguments(TrainArguments):
 
 def main(argv: list[str]) -> int:
     """Runs `iterate`; returns the exit code."""
-    run: Callable[[], None] | None = None
 
-    def build(argv: list[str]) -> int:
-        nonlocal run
+    def prepare_any(argv: list[str]) -> Callable[[], int | None]:
         arguments, config, model_config = parse(argv)
         if arguments.separate_processes and arguments.phase == "all":
-            return run_in_processes(argv, arguments, config)
-        run = prepare(arguments, config, model_config)
-        return 0
+            # Each process shows its own errors; what is wrong between them is the user's to mend.
+            code = run_in_processes(argv, arguments, config)
+            return lambda: code
+        return prepare(arguments, config, model_config)
 
-    code = run_from_file(argv, PROG, USAGE, build)
-    # Outside of what is told in one line: an error in training is shown with its traceback.
-    if run is not None:
-        run()
-    return code
+    return run_from_file(argv, PROG, USAGE, prepare_any)
 
 
 def parse(argv: list[str]):

@@ -1,6 +1,7 @@
 """`trl-grpo-plus train-prm CONFIG.yaml`: train a process reward model from a file."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from trl_grpo_plus.config_file import model_init_kwargs, parse_config_file, run_from_file
 from trl_grpo_plus.reward_models._cli import UsageError, load_rows
@@ -41,18 +42,11 @@ class PRMTrainArguments:
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns 0, or 2 for a user's mistake (one line on stderr)."""
-    trainer = None
 
-    def build(argv: list[str]) -> int:
-        nonlocal trainer
-        trainer = build_trainer(*_parse(argv))
-        return 0
+    def prepare(argv: list[str]):
+        return partial(_train, build_trainer(*_parse(argv)))
 
-    code = run_from_file(argv, PROG, USAGE, build)
-    # Outside of what is told in one line: an error in training is shown with its traceback.
-    if trainer is not None:
-        _train(trainer)
-    return code
+    return run_from_file(argv, PROG, USAGE, prepare)
 
 
 def _parse(argv: list[str]):

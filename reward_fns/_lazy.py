@@ -1,4 +1,4 @@
-"""Public names that are imported on first use, so that a package costs neither torch nor trl before it is used."""
+"""Public names that are imported on first use, so that a package costs nothing before it is used."""
 
 import importlib
 from collections.abc import Callable
