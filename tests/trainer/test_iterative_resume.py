@@ -142,8 +142,10 @@ def test_resumed_run_takes_finished_phases_and_makes_unfinished_ones_again(polic
     # Labels that were made from something else are not taken.
     manifest = json.loads(labels.read_text())
     labels.write_text(json.dumps({**manifest, "source": "other"}))
+    written = labels.stat().st_mtime_ns
     resume(policy, copy)
     assert labels.stat().st_mtime_ns != written
+    assert json.loads(labels.read_text())["source"] == manifest["source"]
     assert differences(expected, end_state(copy)) == []
 
 
