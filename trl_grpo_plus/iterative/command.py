@@ -284,17 +284,21 @@ def _prepare_label(arguments, config, model_config, work, checkpoint, iteration,
     if granularity == "process" and config.step_labels == "rollouts":
         path = demo_path(model_config.model_name_or_path)
         labeler = RolloutLabeler(lambda: _policy_of(checkpoint), AutoTokenizer.from_pretrained(path), config, grader)
-    return lambda: label_phase(
-        work.samples,
-        work.replay(iteration - 1),
-        work.labelled(iteration),
-        config,
-        iteration,
-        granularity,
-        grader,
-        labeler,
-        ranks,
-    )
+
+    def run() -> None:
+        label_phase(
+            work.samples,
+            work.replay(iteration - 1),
+            work.labelled(iteration),
+            config,
+            iteration,
+            granularity,
+            grader,
+            labeler,
+            ranks,
+        )
+
+    return run
 
 
 def _prepare_reward_model(arguments, config, model_config, work, iteration, ranks) -> Callable[[], None]:
